@@ -1,0 +1,173 @@
+//! What can be asked of the program on the command line.
+
+use clap::{Args, Parser, Subcommand};
+
+use evenhand_core::bounds;
+
+use crate::measure::{Each, Effort};
+
+const EXAMPLES: &str = "\
+Examples:
+  evenhand-bench                                  everything, as tables (some minutes)
+  evenhand-bench core                             speed by number of keys, and memory
+  evenhand-bench core --keys 1000 --seconds 10    one row, measured for ten seconds
+  evenhand-bench core --tasks 100000 --cycles 50000 --keys 10,1000   a quick look
+  evenhand-bench memory                           bytes per task and per waiting key
+  evenhand-bench window --json                    with reads, one JSON object per line
+  evenhand-bench growth > growth.txt              progress still goes to the terminal
+
+Build it alone and optimized, or the numbers mean nothing:
+  cargo run --release -p evenhand-bench -- core";
+
+/// Measures what Evenhand's decisions cost: cycles per second on one core, and bytes of memory.
+///
+/// A cycle is one task enqueued, one started and one finished, with a backlog of steady length. Without
+/// a subcommand all benchmarks run. Tables go to stdout, progress to stderr.
+#[derive(Debug, Parser)]
+#[command(name = "evenhand-bench", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    /// Print one JSON object per line instead of tables.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// Which benchmark.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Speed by number of keys beside a naive fair queue, and memory. All tasks are in memory, no store.
+    #[command(after_help = EXAMPLES)]
+    Core(CoreArgs),
+    /// Memory alone: bytes per waiting task and per waiting key.
+    Memory,
+    /// The price of the window: default bounds and the memory store behind it, reads included.
+    Window(EffortArgs),
+    /// How the cost of a cycle grows with ten times the workers, queues and backlog.
+    Growth(EffortArgs),
+    /// Prints the resident memory of one shard (what `memory` runs in processes of their own).
+    #[command(hide = true)]
+    Resident(ResidentArgs),
+}
+
+/// How long to measure.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct EffortArgs {
+    /// Cycles in each round [default: 300000].
+    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(100..))]
+    cycles: Option<u64>,
+    /// Measure each row for about this long instead, over all rounds.
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Rounds; the median counts. One more is run first to warm up [default: 5].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: Option<u32>,
+}
+
+impl From<&EffortArgs> for Effort {
+    fn from(args: &EffortArgs) -> Effort {
+        let usual = Effort::default();
+        let rounds = args.rounds.unwrap_or(usual.rounds);
+        let each = match (args.seconds, args.cycles) {
+            (Some(seconds), _) => Each::seconds(seconds / f64::from(rounds)),
+            (None, Some(cycles)) => Each::Cycles(cycles),
+            (None, None) => usual.each,
+        };
+        Effort { rounds, each }
+    }
+}
+
+/// What `core` measures.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CoreArgs {
+    /// Numbers of keys, one row for each.
+    #[arg(
+        long,
+        value_name = "K,K,..",
+        value_delimiter = ',',
+        default_values_t = [10, 1_000, 100_000, 1_000_000],
+        value_parser = clap::value_parser!(u64).range(1..=10_000_000)
+    )]
+    pub(crate) keys: Vec<u64>,
+    /// Tasks that stand in the backlog, spread evenly over the keys.
+    #[arg(long, value_name = "T", default_value_t = 1_000_000,
+        value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub(crate) tasks: u64,
+    /// Slots of the one worker.
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(bounds::SLOTS_PER_WORKER)))]
+    pub(crate) slots: u32,
+    /// Tasks in one enqueue, and cycles in one commit.
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=bounds::TASKS_PER_ENQUEUE as i64))]
+    pub(crate) batch: u32,
+    #[command(flatten)]
+    pub(crate) effort: EffortArgs,
+}
+
+impl Default for CoreArgs {
+    fn default() -> CoreArgs {
+        CoreArgs {
+            keys: vec![10, 1_000, 100_000, 1_000_000],
+            tasks: 1_000_000,
+            slots: 100,
+            batch: 100,
+            effort: EffortArgs::default(),
+        }
+    }
+}
+
+/// The shard whose memory is measured.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ResidentArgs {
+    /// Keys.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) keys: u64,
+    /// Tasks that stand.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) tasks: u64,
+    /// Cycles to run before looking.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) cycles: u64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(seconds),
+        Ok(_) => Err("use more than 0 and at most 3600 seconds".into()),
+        Err(_) => Err("not a number; use seconds such as 10 or 0.5".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, String> {
+        Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_defaults_of_all_and_of_core_are_the_same() {
+        let Some(Command::Core(args)) = parse("evenhand-bench core").unwrap().command else { panic!() };
+        assert_eq!(format!("{args:?}"), format!("{:?}", CoreArgs::default()));
+    }
+
+    #[test]
+    fn wrong_numbers_are_refused_with_the_right_ones() {
+        for (line, says) in [
+            ("evenhand-bench core --keys 0", "0 is not in 1..=10000000"),
+            ("evenhand-bench core --keys 10,x", "invalid value 'x'"),
+            ("evenhand-bench core --tasks 0", "0 is not in 1..=100000000"),
+            ("evenhand-bench core --slots 0", "0 is not in 1..=10000"),
+            ("evenhand-bench core --seconds -1", "unexpected argument '-1'"),
+            ("evenhand-bench core --seconds=-1", "use more than 0"),
+            ("evenhand-bench window --seconds soon", "not a number"),
+            ("evenhand-bench growth --cycles 100 --seconds 1", "cannot be used with"),
+        ] {
+            let refused = parse(line).unwrap_err();
+            assert!(refused.contains(says), "{line}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! A lane: one ordered backlog, its places and the window onto it.
+
+use std::collections::VecDeque;
+
+use super::keys::KeyIx;
+use super::level::Level;
+use super::places::{Charge, Places};
+use super::vtime::{Pass, VTime};
+use super::window::{Entry, Window};
+use crate::bounds::Bounds;
+use crate::canary::Canary;
+use crate::change::{LaneRecord, Row};
+use crate::names::{CommitId, LaneId, Millis, TaskId};
+
+/// One lane in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Lane {
+    pub(crate) id: LaneId,
+    pub(crate) places: Places,
+    pub(crate) window: Window,
+    /// Per commit that is not durable yet, the lowest level it writes here: A stays below.
+    pins: VecDeque<(CommitId, Level)>,
+    /// Ends since A last moved. Many of them behind one running row, and that row is set aside.
+    pub(crate) ends_behind: u32,
+    /// When the next try of a failed read is due.
+    pub(crate) read_retry: Option<Millis>,
+    pub(crate) read_failures: u32,
+    /// The last round of forgetting keys reached its bound.
+    pub(crate) more_to_forget: bool,
+    pub(crate) forget_armed: bool,
+    pub(crate) aside_armed: bool,
+}
+
+impl Lane {
+    pub(crate) fn restore(id: LaneId, record: &LaneRecord, bounds: &Bounds, canary: Canary) -> Lane {
+        Lane {
+            id,
+            places: Places::restore(record.vtime, canary),
+            window: Window::restore(record.ack, record.max, bounds.window_rows, canary),
+            pins: VecDeque::new(),
+            ends_behind: 0,
+            read_retry: None,
+            read_failures: 0,
+            more_to_forget: false,
+            forget_armed: false,
+            aside_armed: false,
+        }
+    }
+
+    pub(crate) fn record(&self, turn: VTime) -> LaneRecord {
+        LaneRecord { ack: self.window.ack(), max: self.window.max(), vtime: self.places.vtime(), turn }
+    }
+
+    pub(crate) fn ack(&self) -> Pass {
+        self.window.ack().pass()
+    }
+
+    /// A level was chosen for a row that `commit` will write.
+    pub(crate) fn chosen(&mut self, level: Level, commit: CommitId) {
+        self.window.chosen(level);
+        match self.pins.back_mut() {
+            Some((last, lowest)) if *last == commit => *lowest = (*lowest).min(level),
+            _ => self.pins.push_back((commit, level)),
+        }
+    }
+
+    /// The lowest level that is chosen but not merged yet.
+    pub(crate) fn pin(&self) -> Option<Level> {
+        self.pins.iter().map(|&(_, level)| level).min()
+    }
+
+    /// All rows up to this commit are durable and merged.
+    pub(crate) fn unpin(&mut self, commit: CommitId) {
+        while self.pins.front().is_some_and(|&(c, _)| c <= commit) {
+            self.pins.pop_front();
+        }
+        self.advance();
+    }
+
+    pub(crate) fn merge(&mut self, level: Level, entry: Entry) {
+        self.window.merge(level, entry);
+    }
+
+    /// The lowest waiting row starts to run, and V moves.
+    pub(crate) fn start_first(&mut self) -> Option<(Level, Entry)> {
+        let (level, entry) = self.window.start_first()?;
+        self.places.served(entry.key, level.pass(), entry.charge, chained(level, entry.task));
+        Some((level, entry))
+    }
+
+    /// A dispatch that never started.
+    pub(crate) fn give_back(&mut self, level: Level, entry: Entry) {
+        self.places.unserved(entry.key);
+        self.window.give_back(level, entry);
+    }
+
+    /// A running row left the lane.
+    pub(crate) fn settle(&mut self, level: Level, key: KeyIx) {
+        self.window.leave(level);
+        self.places.settled(key);
+        self.ends_behind = self.ends_behind.saturating_add(1);
+        self.advance();
+    }
+
+    /// A waiting row left the lane without being served.
+    pub(crate) fn withdraw(&mut self, level: Level, key: KeyIx) {
+        self.window.leave(level);
+        self.places.withdrawn(key);
+        self.advance();
+    }
+
+    /// A worker runs this row since before the restart.
+    pub(crate) fn adopt(&mut self, level: Level, task: TaskId, key: KeyIx, charge: Charge) {
+        self.window.adopt(level, task);
+        self.places.adopted(key, level.pass(), charge, chained(level, task));
+    }
+
+    /// Forgets keys whose time has passed, a bounded number of them.
+    pub(crate) fn forget(&mut self) {
+        self.more_to_forget = self.places.forget();
+    }
+
+    pub(crate) fn advance(&mut self) {
+        if self.window.advance(self.pin()) {
+            self.ends_behind = 0;
+        }
+    }
+
+    /// A page of rows arrived. An error says what contradicts the saved records.
+    pub(crate) fn read_returned(
+        &mut self,
+        rows: Vec<Row>,
+        end: bool,
+        durable_seq: u64,
+    ) -> Result<(), String> {
+        let mut known = Vec::with_capacity(rows.len());
+        let mut last = self.window.read();
+        for row in rows {
+            if row.level <= last {
+                return Err(format!("lane {}: row {} was read out of order", self.id, row.level));
+            }
+            last = row.level;
+            let key = self.places.keys().find(&row.key);
+            // A row that is not durable to our knowledge may belong to a key we have not seen saved.
+            let Some(key) = key.filter(|&ix| self.places.keys().get(ix).rows > 0) else {
+                if row.level.seq() > durable_seq || self.window.knows_gone(row.level) {
+                    continue;
+                }
+                let (id, level) = (self.id, row.level);
+                return Err(format!("lane {id}: row {level} names key {:?}, which has no rows", row.key));
+            };
+            known.push((
+                row.level,
+                Entry {
+                    task: row.task,
+                    key,
+                    charge: row.charge,
+                    attempt: row.attempt,
+                    max_attempts: row.max_attempts,
+                },
+            ));
+        }
+        self.window.read_returned(known, last, end, durable_seq);
+        self.read_failures = 0;
+        self.advance();
+        Ok(())
+    }
+}
+
+/// Whether a row stands where its task was first placed, in the chain of its key.
+fn chained(level: Level, task: TaskId) -> bool {
+    level.seq() == task.0
+}

@@ -1,0 +1,22 @@
+//! The backlog: in which order tasks are served, and how much of that order memory holds.
+//!
+//! Read in this order: [`vtime`] (the numbers), [`level`] (a place), [`places`] (who gets which place),
+//! [`window`] (what memory knows of a lane), [`lane`] (both together), [`turns`] (choosing among lanes
+//! and queues). Parking, for keys that may not run for reasons of their own, belongs beside `window`:
+//! a parked key's rows leave the lane by [`lane::Lane::withdraw`] and return by `places::place_again`.
+
+mod keys;
+pub(crate) mod lane;
+mod level;
+mod places;
+pub(crate) mod turns;
+mod vtime;
+mod window;
+
+pub(crate) use keys::{KeyIx, KeyState};
+pub(crate) use lane::Lane;
+pub use level::Level;
+pub use places::Charge;
+pub(crate) use turns::Turns;
+pub use vtime::{Cost, Pass, VTime, Weight};
+pub(crate) use window::Entry;

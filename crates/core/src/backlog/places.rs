@@ -1,0 +1,366 @@
+//! Places: which level a task gets. Start-time fair queueing, decided when a task is accepted.
+//!
+//! A lane keeps a virtual time V, which never falls, and per key F, the end of its last charge. A task
+//! is placed at F while its key has tasks waiting, else at max(V, A, F), and F moves on by
+//! `cost / weight`. Served in that order, keys that keep waiting get capacity by their weights.
+//!
+//! V says where a newcomer starts. At each dispatch it becomes the larger of the task's pass and
+//! `V + cost / (sum of the weights of the waiting keys)`: following passes alone it could be held still
+//! by a stream of ever new keys, each placed at V. But it never passes the end of the first charge of a
+//! key that waits, or a newcomer could be placed any number of rounds behind its place
+//! (docs/decisions/0002-fair-places.md has the proof and the counterexamples).
+//!
+//! That limit is kept by *alarms*: a heap with one entry per key, at a virtual time no later than the
+//! one at which the key has to be looked at. For a waiting key that is the end of its first charge; for
+//! a key without rows it is F, when the key can be forgotten. Entries are corrected when they surface.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::keys::{KeyIx, Keys};
+use super::vtime::{Cost, Pass, VTime, Weight};
+use crate::bounds;
+use crate::canary::{Bug, Canary};
+use crate::change::KeyRecord;
+use crate::names::Key;
+
+/// The charge that goes with a place: what was asked, at the weight of the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// What the task costs.
+    pub cost: Cost,
+    /// The weight its key had when it was placed.
+    pub weight: Weight,
+}
+
+impl Charge {
+    /// How far it moves F.
+    pub fn span(self) -> VTime {
+        VTime::charge(self.cost, self.weight)
+    }
+}
+
+/// V, and F of every key that a lane remembers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    vtime: VTime,
+    /// The highest F ever.
+    top: VTime,
+    /// The sum of the weights of the keys that wait, in thousandths.
+    waiting_weights: u64,
+    keys: Keys,
+    alarms: BinaryHeap<Reverse<(VTime, KeyIx)>>,
+    dirty: Vec<KeyIx>,
+    forgotten: Vec<Key>,
+    canary: Canary,
+}
+
+impl Places {
+    pub(crate) fn restore(vtime: VTime, canary: Canary) -> Places {
+        Places { vtime, top: vtime, canary, ..Places::default() }
+    }
+
+    /// Puts a saved key back.
+    pub(crate) fn restore_key(&mut self, key: &Key, record: &KeyRecord) {
+        let ix = self.keys.insert(key, record.weight);
+        let state = self.keys.get_mut(ix);
+        state.finish = if self.canary.is(Bug::ChargesNotRestored) { VTime::ZERO } else { record.finish };
+        state.due = record.due;
+        state.rows = record.rows;
+        state.waiting = record.rows;
+        self.top = self.top.max(state.finish);
+        if record.rows > 0 {
+            self.waiting_weights += u64::from(record.weight.thousandths());
+            self.alarm(ix, record.due);
+        } else {
+            self.alarm(ix, record.finish);
+        }
+    }
+
+    pub(crate) fn vtime(&self) -> VTime {
+        self.vtime
+    }
+
+    /// After a restart: this much was dispatched, whatever the saved V says.
+    pub(crate) fn raise_vtime(&mut self, pass: Pass) {
+        self.vtime = self.vtime.max(pass.time());
+    }
+
+    pub(crate) fn waiting_weights(&self) -> u64 {
+        self.waiting_weights
+    }
+
+    pub(crate) fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    pub(crate) fn alarms(&self) -> usize {
+        self.alarms.len()
+    }
+
+    /// The highest place a task can have been given so far.
+    pub(crate) fn top(&self) -> VTime {
+        self.top.max(self.vtime)
+    }
+
+    pub(crate) fn key(&mut self, key: &Key, weight: Weight) -> KeyIx {
+        match self.keys.find(key) {
+            Some(ix) => ix,
+            None => self.keys.insert(key, weight),
+        }
+    }
+
+    /// The weight that counts for tasks accepted from now on.
+    pub(crate) fn set_weight(&mut self, ix: KeyIx, weight: Weight) {
+        let state = self.keys.get_mut(ix);
+        if state.weight == weight {
+            return;
+        }
+        if state.waiting > 0 {
+            self.waiting_weights = self.waiting_weights.saturating_sub(u64::from(state.weight.thousandths()));
+            self.waiting_weights += u64::from(weight.thousandths());
+        }
+        state.weight = weight;
+        self.touch(ix);
+    }
+
+    /// Places a new task of `ix` and charges its key.
+    pub(crate) fn place(&mut self, ix: KeyIx, cost: Cost, ack: Pass) -> (Pass, Charge) {
+        let state = self.keys.get(ix);
+        let mut start = state.finish;
+        if state.waiting == 0 {
+            start = start.max(self.newcomer(ack));
+        }
+        let charge = Charge { cost, weight: state.weight };
+        let end = start + charge.span();
+        self.keys.get_mut(ix).finish = end;
+        self.top = self.top.max(end);
+        self.add_row(ix, end);
+        (start.pass(), charge)
+    }
+
+    /// Places a task again that failed, or whose row had been set aside: ahead of its key's later tasks.
+    /// A retry is charged; a dispatch that never started is not.
+    pub(crate) fn place_again(&mut self, ix: KeyIx, charge: Charge, ack: Pass, charged: bool) -> Pass {
+        let start = self.newcomer(ack);
+        let state = self.keys.get_mut(ix);
+        state.finish = state.finish.max(start);
+        if charged && !self.canary.is(Bug::RetryUncharged) {
+            state.finish += charge.span();
+        }
+        self.top = self.top.max(state.finish);
+        self.add_row(ix, start + charge.span());
+        start.pass()
+    }
+
+    /// Where a key that has nothing waiting starts.
+    fn newcomer(&self, ack: Pass) -> VTime {
+        if self.canary.is(Bug::TimeFromAck) {
+            return ack.time();
+        }
+        if self.canary.is(Bug::PassBelowAck) {
+            return self.vtime;
+        }
+        self.vtime.max(ack.time())
+    }
+
+    fn add_row(&mut self, ix: KeyIx, end: VTime) {
+        let state = self.keys.get_mut(ix);
+        state.rows += 1;
+        state.waiting += 1;
+        if state.waiting == 1 {
+            self.waiting_weights += u64::from(state.weight.thousandths());
+            state.due = end.min(state.finish) - VTime::TICK;
+            let due = state.due;
+            self.alarm(ix, due);
+        }
+        self.touch(ix);
+    }
+
+    /// A task is dispatched: V moves. `chained` says that the row stands in its key's chain, so that the
+    /// key's next row begins where this one's charge ends.
+    pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+        let weights = self.waiting_weights;
+        self.no_longer_waits(ix, pass, charge, chained);
+        let grown = self.vtime + VTime::share(charge.cost, weights);
+        let grown = if self.canary.is(Bug::TimeHeldByNewKeys) { self.vtime } else { self.up_to_alarm(grown) };
+        self.vtime = self.vtime.max(pass.time()).max(grown);
+        self.when_nothing_waits();
+    }
+
+    fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+        let state = self.keys.get_mut(ix);
+        state.waiting = state.waiting.saturating_sub(1);
+        if chained {
+            let span = charge.span();
+            state.due = state.due.max((pass.time() + span + span).min(state.finish) - VTime::TICK);
+        }
+        if state.waiting == 0 {
+            self.waiting_weights = self.waiting_weights.saturating_sub(u64::from(state.weight.thousandths()));
+        }
+    }
+
+    /// A dispatch that never started: its row waits again where it was.
+    pub(crate) fn unserved(&mut self, ix: KeyIx) {
+        let state = self.keys.get_mut(ix);
+        state.waiting += 1;
+        if state.waiting == 1 {
+            self.waiting_weights += u64::from(state.weight.thousandths());
+            let due = state.due;
+            self.alarm(ix, due);
+        }
+    }
+
+    /// A running row left the lane.
+    pub(crate) fn settled(&mut self, ix: KeyIx) {
+        let state = self.keys.get_mut(ix);
+        state.rows = state.rows.saturating_sub(1);
+        let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
+        self.touch(ix);
+        if rows == 0 && !alarmed {
+            if finish <= self.vtime { self.forget_key(ix) } else { self.alarm(ix, finish) }
+        }
+    }
+
+    /// A waiting row left the lane without being served. Which row of its key is first now may be known
+    /// to the store alone, so until one is served the key only limits V by the end of all its charges.
+    pub(crate) fn withdrawn(&mut self, ix: KeyIx) {
+        let state = self.keys.get_mut(ix);
+        state.waiting = state.waiting.saturating_sub(1);
+        state.due = state.due.max(state.finish - VTime::TICK);
+        if state.waiting == 0 {
+            self.waiting_weights = self.waiting_weights.saturating_sub(u64::from(state.weight.thousandths()));
+        }
+        self.when_nothing_waits();
+        self.settled(ix);
+    }
+
+    /// After a restart: a row counted as waiting is running. Its dispatch was not saved.
+    pub(crate) fn adopted(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+        self.no_longer_waits(ix, pass, charge, chained);
+        self.raise_vtime(pass);
+        self.when_nothing_waits();
+    }
+
+    /// Nobody waits, so nobody can lose: time rises to the highest F, and old charges are over.
+    fn when_nothing_waits(&mut self) {
+        if self.waiting_weights == 0 {
+            self.vtime = self.vtime.max(self.top);
+        }
+    }
+
+    /// `grown`, or the first alarm on the way that stops it.
+    fn up_to_alarm(&mut self, grown: VTime) -> VTime {
+        let mut budget = bounds::FORGET_PER_STEP;
+        while let Some(&Reverse((at, ix))) = self.alarms.peek() {
+            if at >= grown || self.canary.is(Bug::TimePassesWaiting) {
+                return grown;
+            }
+            if budget == 0 || !self.look_at(at, ix) {
+                return at;
+            }
+            budget -= 1;
+        }
+        grown
+    }
+
+    /// Forgets keys whose time has passed, a bounded number of them. True if some are left.
+    pub(crate) fn forget(&mut self) -> bool {
+        self.when_nothing_waits();
+        for _ in 0..bounds::FORGET_PER_STEP {
+            match self.alarms.peek() {
+                Some(&Reverse((at, ix))) if at <= self.vtime => {
+                    if !self.look_at(at, ix) {
+                        return false;
+                    }
+                }
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Looks at the key of the first alarm, because V is about to pass it. False if the key waits and V
+    /// must stay.
+    fn look_at(&mut self, at: VTime, ix: KeyIx) -> bool {
+        let state = self.keys.get_mut(ix);
+        let next = if state.waiting > 0 {
+            if state.due <= at {
+                return false;
+            }
+            Some(state.due)
+        } else if state.rows > 0 {
+            None
+        } else if state.finish > at {
+            Some(state.finish)
+        } else {
+            self.alarms.pop();
+            self.vtime = self.vtime.max(state.finish);
+            self.forget_key(ix);
+            return true;
+        };
+        match next {
+            Some(next) => {
+                if let Some(mut first) = self.alarms.peek_mut() {
+                    *first = Reverse((next, ix));
+                }
+            }
+            None => {
+                state.alarmed = false;
+                self.alarms.pop();
+            }
+        }
+        true
+    }
+
+    fn alarm(&mut self, ix: KeyIx, at: VTime) {
+        let state = self.keys.get_mut(ix);
+        if !state.alarmed {
+            state.alarmed = true;
+            self.alarms.push(Reverse((at, ix)));
+        }
+    }
+
+    fn touch(&mut self, ix: KeyIx) {
+        let state = self.keys.get_mut(ix);
+        if !state.dirty {
+            state.dirty = true;
+            self.dirty.push(ix);
+        }
+    }
+
+    fn forget_key(&mut self, ix: KeyIx) {
+        self.forgotten.push(self.keys.remove(ix));
+        if self.keys.len() == 0 {
+            self.alarms = BinaryHeap::new();
+            self.dirty = Vec::new();
+        }
+    }
+
+    /// The records that changed since the last call; None for a forgotten key. Forgotten ones first: a
+    /// key may be forgotten and return within one batch.
+    pub(crate) fn changed(&mut self, mut each: impl FnMut(&Key, Option<KeyRecord>)) {
+        for key in self.forgotten.drain(..) {
+            if self.keys.find(&key).is_none() {
+                each(&key, None);
+            }
+        }
+        for ix in std::mem::take(&mut self.dirty) {
+            let state = self.keys.get_mut(ix);
+            if state.dirty {
+                state.dirty = false;
+                let record = KeyRecord {
+                    finish: state.finish,
+                    due: state.due,
+                    rows: state.rows,
+                    weight: state.weight,
+                };
+                each(&state.key, Some(record));
+            }
+        }
+    }
+
+    pub(crate) fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+}

@@ -1,0 +1,80 @@
+//! Every bound of the core, each with its reason. Past a bound the caller gets a clear refusal
+//! ("try later" or "too large"); nothing grows without limit and nothing accepted is lost.
+//!
+//! Bounds on what a caller may send are constants. Bounds on what memory may hold are fields of
+//! [`Bounds`], because the simulator runs with windows of one row and servers with windows of many.
+
+/// Longest queue name in bytes. Queue names stand in URLs, metrics and tables.
+pub const QUEUE_NAME_BYTES: usize = 64;
+/// Longest key in bytes: room for a UUID, an e-mail address or a path-like tenant name.
+pub const KEY_BYTES: usize = 256;
+/// Largest payload in bytes. Larger data belongs in an object store, its address in the payload.
+pub const PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Most tasks in one enqueue: one call must fit one commit without delaying the others in it.
+pub const TASKS_PER_ENQUEUE: usize = 10_000;
+/// Most payload bytes in one enqueue, for the same reason.
+pub const PAYLOAD_BYTES_PER_ENQUEUE: usize = 16 * 1024 * 1024;
+/// Priorities are 0 (first) to 9.
+pub const PRIORITIES: u8 = 10;
+/// Most duration classes of a queue (admission; one class until then).
+pub const CLASSES: u8 = 16;
+/// Most queues in one shard: their settings and counts stay in memory for good.
+pub const QUEUES: usize = 10_000;
+/// Most queues one worker may serve: choosing among them is linear.
+pub const QUEUES_PER_WORKER: usize = 64;
+/// Most workers of one shard: a pass over all of them must stay within milliseconds.
+pub const WORKERS: usize = 10_000;
+/// Most slots of one worker.
+pub const SLOTS_PER_WORKER: u32 = 10_000;
+/// Most attempts a task may ask for.
+pub const ATTEMPTS: u16 = 1_000;
+/// Attempts of a task that does not say.
+pub const DEFAULT_ATTEMPTS: u16 = 5;
+/// Most rows of one key in one lane; the count is saved as 32 bits.
+pub const ROWS_PER_KEY: u32 = u32::MAX - 1;
+/// Keys forgotten in one step: forgetting 100,000 idle keys must not make one huge commit.
+pub const FORGET_PER_STEP: usize = 256;
+/// Commits that may be in flight at once. The server uses two (one durable soon, one filling).
+pub const COMMITS_IN_FLIGHT: usize = 16;
+/// First wait after a failed read, in milliseconds; it doubles up to [`READ_RETRY_MAX_MS`].
+pub const READ_RETRY_MS: u64 = 10;
+/// Longest wait between tries of a failed read. Long outages must end soon after the store is back.
+pub const READ_RETRY_MAX_MS: u64 = 5_000;
+
+/// Bounds on what one shard holds in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Waiting rows held per lane. Reading starts at half of it, so at a million starts per second
+    /// 32,768 rows still cover a read of 30 ms; at about 100 bytes a row a full lane costs 6 MiB.
+    pub window_rows: usize,
+    /// Rows asked for in one read: large enough that the round trip does not count, small enough that
+    /// one read does not hold up the store.
+    pub page_rows: usize,
+    /// Payload bytes kept beside waiting rows, over all lanes. Beyond it a started task's payload is
+    /// read from the store.
+    pub payload_bytes: usize,
+    /// Ends behind a long-running task after which its row is set aside and A moves on. Deleted rows
+    /// above A are what a new owner scans; stores want that well below 10,000.
+    pub aside_after_ends: u32,
+    /// The same by time: a task that has run this long is set aside if anything ended behind it.
+    pub aside_after_ms: u64,
+    /// Unanswered work (tasks accepted in commits that are not durable yet) above which enqueues are
+    /// answered "limited". It bounds the memory a slow store can make us hold.
+    pub tasks_in_flight: usize,
+    /// Point reads of tasks (cancels, late ends) in flight; more are answered "limited".
+    pub task_reads: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds {
+            window_rows: 65_536,
+            page_rows: 4_096,
+            payload_bytes: 64 * 1024 * 1024,
+            aside_after_ends: 1_000,
+            aside_after_ms: 60_000,
+            tasks_in_flight: 100_000,
+            task_reads: 10_000,
+        }
+    }
+}

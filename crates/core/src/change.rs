@@ -1,0 +1,215 @@
+//! What happened, as a store has to remember it. A commit is a list of changes that become durable
+//! together or not at all; each store lays out its own tables for them.
+//!
+//! A task costs a store two rows: its record (by id: everything, the payload too) and its backlog row
+//! (by lane and level: what the window needs). Accepting writes both, finishing removes both, starting
+//! writes nothing. Records of keys, lanes, queues and of the shard are small and written in place, once
+//! per commit that touches them.
+
+use std::sync::Arc;
+
+use crate::backlog::{Charge, Level, VTime, Weight};
+use crate::life::Outcome;
+use crate::names::{Key, LaneId, Millis, QueueId, QueueName, TaskId};
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// A task was accepted: put its record and its row.
+    Accepted(Task),
+    /// A task waits again at another place: move its row (or bring it back from the long runners) and
+    /// update its record.
+    Requeued {
+        /// The task.
+        task: TaskId,
+        /// Its lane, which does not change.
+        lane: LaneId,
+        /// Where its row was; None if it had been set aside.
+        from: Option<Level>,
+        /// Its row now.
+        row: Row,
+    },
+    /// A long-running task's row leaves the lane for the table of long runners.
+    SetAside {
+        /// The task.
+        task: TaskId,
+        /// Its lane.
+        lane: LaneId,
+        /// Where its row was.
+        level: Level,
+    },
+    /// A task ended: remove its record and its row.
+    Finished {
+        /// The task.
+        task: TaskId,
+        /// Its lane.
+        lane: LaneId,
+        /// Where its row was; None if it had been set aside.
+        level: Option<Level>,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// A key's record; None if the key is forgotten.
+    Key {
+        /// The lane the record belongs to.
+        lane: LaneId,
+        /// The key.
+        key: Key,
+        /// What to remember.
+        record: Option<KeyRecord>,
+    },
+    /// A lane's levels. Rows at or below the ack level are settled and may be deleted by range.
+    Lane {
+        /// The lane.
+        lane: LaneId,
+        /// What to remember.
+        record: LaneRecord,
+    },
+    /// A queue's name and counts.
+    Queue {
+        /// The queue.
+        queue: QueueId,
+        /// What to remember.
+        record: QueueRecord,
+    },
+    /// The weight that a key has by override; None if it has none any more.
+    Override {
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// Its weight, whatever its tasks say.
+        weight: Option<Weight>,
+    },
+    /// The shard's counter of seqs.
+    Seq {
+        /// The next seq to hand out.
+        next: u64,
+    },
+}
+
+/// A task as it is stored: all there is to know about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Its id.
+    pub id: TaskId,
+    /// Its lane.
+    pub lane: LaneId,
+    /// Its place in the lane; None while its row is set aside.
+    pub level: Option<Level>,
+    /// Whom it is charged to.
+    pub key: Key,
+    /// What it was charged.
+    pub charge: Charge,
+    /// Which try comes next, or runs: 1 for the first.
+    pub attempt: u16,
+    /// How many tries it has.
+    pub max_attempts: u16,
+    /// When it was accepted.
+    pub accepted: Millis,
+    /// The caller's bytes.
+    pub payload: Arc<[u8]>,
+}
+
+impl Task {
+    /// Its row in the lane, if it is there.
+    pub fn row(&self) -> Option<Row> {
+        self.level.map(|level| Row {
+            level,
+            task: self.id,
+            key: self.key.clone(),
+            charge: self.charge,
+            attempt: self.attempt,
+            max_attempts: self.max_attempts,
+        })
+    }
+}
+
+/// A row of a lane: what the window needs to know of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Its place.
+    pub level: Level,
+    /// The task.
+    pub task: TaskId,
+    /// Whom it is charged to.
+    pub key: Key,
+    /// What it was charged.
+    pub charge: Charge,
+    /// Which try comes next.
+    pub attempt: u16,
+    /// How many tries it has.
+    pub max_attempts: u16,
+}
+
+/// What is saved of a key in a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRecord {
+    /// F: the end of its last charge.
+    pub finish: VTime,
+    /// The end of the charge of its first waiting task, as far as commits know; V must not pass it.
+    pub due: VTime,
+    /// Its rows in the lane. Which of them run is known by the workers alone.
+    pub rows: u32,
+    /// The weight its next task is charged by.
+    pub weight: Weight,
+}
+
+/// What is saved of a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneRecord {
+    /// A: everything at or below is settled.
+    pub ack: Level,
+    /// M: the highest level ever written.
+    pub max: Level,
+    /// V.
+    pub vtime: VTime,
+    /// Its charge among the lanes of its priority.
+    pub turn: VTime,
+}
+
+/// What is saved of a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueRecord {
+    /// Its name.
+    pub name: QueueName,
+    /// How many tasks it has had.
+    pub totals: Totals,
+}
+
+/// How many tasks a queue has had, and how they ended: counted, never obtained by scanning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Tasks accepted.
+    pub accepted: u64,
+    /// Tasks that succeeded.
+    pub succeeded: u64,
+    /// Tasks that failed for good.
+    pub failed: u64,
+    /// Tasks that were canceled.
+    pub canceled: u64,
+}
+
+impl Totals {
+    /// Tasks accepted that have not ended: waiting or running.
+    pub fn unfinished(&self) -> u64 {
+        self.accepted - self.succeeded - self.failed - self.canceled
+    }
+}
+
+/// All that a new owner must know before it starts anything. Rows and payloads are read later.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metadata {
+    /// The next seq to hand out; 0 if the shard is new.
+    pub next_seq: u64,
+    /// Every queue.
+    pub queues: Vec<(QueueId, QueueRecord)>,
+    /// Every weight by override.
+    pub overrides: Vec<(QueueId, Key, Weight)>,
+    /// Every lane.
+    pub lanes: Vec<(LaneId, LaneRecord)>,
+    /// Every key that a lane remembers.
+    pub keys: Vec<(LaneId, Key, KeyRecord)>,
+    /// Every task whose row is set aside.
+    pub aside: Vec<Task>,
+}

@@ -1,0 +1,133 @@
+//! What must always be true. One walk over a shard, called after every step in tests and simulation.
+
+use std::collections::BTreeMap;
+
+use crate::backlog::Lane;
+use crate::names::{QueueId, WorkerId};
+use crate::shard::Shard;
+
+/// Checks every invariant of a shard between steps; the error says which one does not hold, and where.
+pub fn invariants(shard: &Shard) -> Result<(), String> {
+    for (ix, lane) in shard.lane_states() {
+        levels(lane).and_then(|()| keys(lane)).map_err(|what| format!("lane {}: {what}", lane.id))?;
+        if lane.window.is_unread() && !lane.window.is_reading() && lane.read_retry.is_none() {
+            return Err(format!("lane {}: rows may wait, but no read is on its way", lane.id));
+        }
+        if lane.window.is_reading() && !shard.has_load_for(ix) {
+            return Err(format!("lane {}: it waits for a read that nobody asked for", lane.id));
+        }
+    }
+    slots(shard)?;
+    queues(shard)
+}
+
+/// A <= R, nothing outstanding at or below A, waiting rows in (A, R].
+fn levels(lane: &Lane) -> Result<(), String> {
+    let window = &lane.window;
+    let (ack, read) = (window.ack(), window.read());
+    ensure(ack <= read, || format!("A {ack} is above R {read}"))?;
+    if let Some((&first, _)) = window.waiting().first_key_value() {
+        ensure(first > ack, || format!("{first} waits, but A is {ack}"))?;
+    }
+    if let Some((&last, _)) = window.waiting().last_key_value() {
+        ensure(last <= read, || format!("{last} is in the window, but R is {read}"))?;
+        ensure(last <= window.max(), || format!("{last} is in the window, but M is {}", window.max()))?;
+    }
+    if let Some((&first, _)) = window.running().first_key_value() {
+        ensure(first > ack, || format!("{first} runs, but A is {ack}"))?;
+    }
+    if let Some(pin) = lane.pin() {
+        ensure(pin > ack, || format!("{pin} is being written, but A is {ack}"))?;
+    }
+    for level in window.running().keys() {
+        ensure(!window.waiting().contains_key(level), || format!("{level} both waits and runs"))?;
+    }
+    Ok(())
+}
+
+/// The sums that are kept equal what they sum; no key is behind its own rows; every key is remembered
+/// for a reason.
+fn keys(lane: &Lane) -> Result<(), String> {
+    let mut waiting_weights = 0;
+    let mut known: BTreeMap<_, (u32, _)> = BTreeMap::new();
+    for (&level, entry) in lane.window.waiting() {
+        let (rows, last) = known.entry(entry.key).or_insert((0, level));
+        *rows += 1;
+        *last = level;
+    }
+    let mut running = 0;
+    for (ix, state) in lane.places.keys().iter() {
+        let key = &state.key;
+        if state.waiting > 0 {
+            waiting_weights += u64::from(state.weight.thousandths());
+        } else if state.rows == 0 {
+            let remembered = state.alarmed || state.finish > lane.places.vtime();
+            ensure(remembered, || format!("key {key} should have been forgotten"))?;
+            ensure(state.alarmed, || format!("key {key} is idle, and nothing will forget it"))?;
+        }
+        running += state.rows.saturating_sub(state.waiting) as usize;
+        ensure(state.waiting <= state.rows, || format!("key {key} has more waiting rows than rows"))?;
+        if let Some((rows, last)) = known.remove(&ix) {
+            ensure(rows <= state.waiting, || {
+                format!("key {key}: {rows} rows known, {} waiting", state.waiting)
+            })?;
+            let place = last.pass().time();
+            ensure(place <= state.finish, || {
+                format!("key {key}: a task at {last}, but F is {}", state.finish)
+            })?;
+        }
+    }
+    ensure(known.is_empty(), || "a row names a key that is forgotten".to_string())?;
+    let (sum, is) = (waiting_weights, lane.places.waiting_weights());
+    ensure(sum == is, || format!("weights of waiting keys sum to {sum}, kept is {is}"))?;
+    let is = lane.window.running().len();
+    ensure(running == is, || format!("keys count {running} running rows, the window {is}"))?;
+    let (alarms, keys) = (lane.places.alarms(), lane.places.keys().len());
+    ensure(alarms <= keys, || format!("{alarms} alarms for {keys} keys"))
+}
+
+/// Slots held equal runs alive, and no slot is free that could be used.
+fn slots(shard: &Shard) -> Result<(), String> {
+    let mut runs: BTreeMap<WorkerId, u32> = BTreeMap::new();
+    for live in shard.runs.values() {
+        *runs.entry(live.worker).or_default() += 1;
+    }
+    for (id, worker) in &shard.workers {
+        let alive = runs.remove(id).unwrap_or(0);
+        ensure(worker.busy == alive, || format!("worker {id} holds {} slots for {alive} runs", worker.busy))?;
+        for (queue, _) in &worker.queues {
+            let listed = shard.queues[queue.0 as usize].free.contains(id);
+            ensure(listed == worker.has_free_slot(), || {
+                format!("worker {id} is listed wrongly as free or not")
+            })?;
+            let idle = shard.may_start() && worker.has_free_slot() && shard.startable(*queue).is_some();
+            ensure(!idle, || format!("worker {id} has a free slot and queue {queue} something to start"))?;
+        }
+    }
+    ensure(runs.is_empty(), || "a run belongs to no worker".to_string())
+}
+
+/// Counts that are kept equal what they count.
+fn queues(shard: &Shard) -> Result<(), String> {
+    for (n, queue) in shard.queues.iter().enumerate() {
+        let id = QueueId(n as u32);
+        let running = shard.runs.values().filter(|live| live.run.lane.queue == id).count() as u64;
+        ensure(running == queue.running, || {
+            format!("queue {id}: {running} runs, {} counted", queue.running)
+        })?;
+        let rows: u64 = shard
+            .lane_states()
+            .filter(|(_, lane)| lane.id.queue == id)
+            .flat_map(|(_, lane)| lane.places.keys().iter().map(|(_, state)| u64::from(state.rows)))
+            .sum();
+        let (total, aside) = (queue.record.totals.unfinished(), shard.aside_of(id));
+        ensure(total == rows + aside, || {
+            format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside")
+        })?;
+    }
+    Ok(())
+}
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}

@@ -1,0 +1,140 @@
+//! Why a task is not running. The reasons are the dispatcher's own, in the order in which it asks.
+
+use std::fmt;
+
+use crate::change::Task;
+use crate::names::{Priority, WorkerId};
+use crate::shard::Shard;
+
+/// Where a task stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// A worker runs it.
+    Running {
+        /// Which.
+        worker: WorkerId,
+        /// It was canceled; its worker has been told to stop it.
+        stopping: bool,
+    },
+    /// It waits.
+    Waiting {
+        /// How many tasks of its lane go before it.
+        ahead: Ahead,
+        /// What it waits for.
+        hold: Hold,
+    },
+    /// The shard has no such task: it has ended, or belongs elsewhere.
+    Gone,
+}
+
+/// How many tasks go before one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// Exactly so many.
+    Exactly(usize),
+    /// It is not in the window: at least so many.
+    AtLeast(usize),
+}
+
+/// What a waiting task waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// The start gate is shut: what runs already is not known yet.
+    GateShut,
+    /// Its row is being written or moved.
+    Writing,
+    /// No worker serves its queue.
+    NoWorker,
+    /// Every slot of the workers that serve its queue is taken.
+    NoFreeSlot {
+        /// How many slots there are.
+        slots: u64,
+    },
+    /// Tasks of a more urgent priority go first.
+    HigherPriority {
+        /// Which.
+        priority: Priority,
+    },
+    /// Its lane, or one that goes before it, is being read from the store.
+    Reading,
+}
+
+impl Shard {
+    /// Why this task, as the store has it, is not running.
+    pub fn explain(&self, task: &Task) -> Standing {
+        if let Some(live) = self.runs.get(&task.id) {
+            return Standing::Running { worker: live.worker, stopping: live.cancel };
+        }
+        let Some(ix) = self.lane_of(task.lane) else { return Standing::Gone };
+        let lane = self.lane_at(ix);
+        let Some(level) = task.level else {
+            return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
+        };
+        if level <= lane.window.ack() {
+            return Standing::Gone;
+        }
+        let waiting = lane.window.waiting();
+        let known = waiting.contains_key(&level);
+        let ahead = match known {
+            true => Ahead::Exactly(waiting.range(..level).count()),
+            false => Ahead::AtLeast(waiting.range(..level).count()),
+        };
+        Standing::Waiting { ahead, hold: self.hold(task, known) }
+    }
+
+    fn hold(&self, task: &Task, known: bool) -> Hold {
+        if !self.may_start() {
+            return Hold::GateShut;
+        }
+        let queue = &self.queues[task.lane.queue.0 as usize];
+        for ((priority, _), &ix) in &queue.lanes {
+            let window = &self.lane_at(ix).window;
+            if *priority < task.lane.priority && !window.waiting().is_empty() {
+                return self.hold_for_slot(task).unwrap_or(Hold::HigherPriority { priority: *priority });
+            }
+            if *priority <= task.lane.priority && window.is_unread() {
+                return Hold::Reading;
+            }
+        }
+        match self.hold_for_slot(task) {
+            Some(hold) => hold,
+            None if known => Hold::Reading,
+            None => Hold::Writing,
+        }
+    }
+
+    /// Why no worker can take a task of this queue, if none can.
+    fn hold_for_slot(&self, task: &Task) -> Option<Hold> {
+        let serving = self.workers.values().filter(|w| w.queues.iter().any(|(id, _)| *id == task.lane.queue));
+        let slots: u64 = serving.map(|worker| u64::from(worker.slots)).sum();
+        if slots == 0 {
+            return Some(Hold::NoWorker);
+        }
+        self.queues[task.lane.queue.0 as usize].free.is_empty().then_some(Hold::NoFreeSlot { slots })
+    }
+}
+
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hold::GateShut => f.write_str("the start gate is shut"),
+            Hold::Writing => f.write_str("its row is being written"),
+            Hold::NoWorker => f.write_str("no worker serves its queue"),
+            Hold::NoFreeSlot { slots } => write!(f, "all {slots} slots are taken"),
+            Hold::HigherPriority { priority } => write!(f, "priority {priority} goes first"),
+            Hold::Reading => f.write_str("its lane is being read"),
+        }
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Standing::Running { worker, stopping: false } => write!(f, "running on worker {worker}"),
+            Standing::Running { worker, stopping: true } => write!(f, "being stopped on worker {worker}"),
+            Standing::Waiting { ahead: Ahead::Exactly(n), hold } => write!(f, "{n} ahead; {hold}"),
+            Standing::Waiting { ahead: Ahead::AtLeast(n), hold } => write!(f, "at least {n} ahead; {hold}"),
+            Standing::Gone => f.write_str("not here"),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! What goes into a shard and what comes out. Inputs are facts; effects are what the shell must do, and
+//! every effect may be done as soon as it is emitted: what has to wait for a commit is emitted when that
+//! commit is acknowledged.
+
+use std::sync::Arc;
+
+use crate::backlog::{Charge, Cost, Level, Weight};
+use crate::bounds;
+use crate::change::{Change, Row, Task};
+use crate::life::{End, Outcome};
+use crate::names::{
+    Class, CommitId, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId, TaskId, WorkerId,
+};
+use crate::refusal::Refusal;
+
+/// A task as a caller asks for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewTask {
+    /// Whom to charge.
+    pub key: Key,
+    /// The weight of its key from now on, unless the key has an override.
+    pub weight: Weight,
+    /// Its priority.
+    pub priority: Priority,
+    /// Its duration class.
+    pub class: Class,
+    /// What it takes of its key's share.
+    pub cost: Cost,
+    /// How often it may be tried.
+    pub max_attempts: u16,
+    /// The caller's bytes.
+    pub payload: Arc<[u8]>,
+}
+
+impl NewTask {
+    /// A plain task of this key.
+    pub fn new(key: Key) -> NewTask {
+        NewTask {
+            key,
+            weight: Weight::ONE,
+            priority: Priority::DEFAULT,
+            class: Class(0),
+            cost: Cost::ONE,
+            max_attempts: bounds::DEFAULT_ATTEMPTS,
+            payload: Arc::from([]),
+        }
+    }
+}
+
+/// One try at a task, with all that a new owner needs to count it as running.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// The task.
+    pub task: TaskId,
+    /// Its lane.
+    pub lane: LaneId,
+    /// Where its row stood when it was dispatched.
+    pub level: Level,
+    /// Whom it is charged to.
+    pub key: Key,
+    /// What it was charged.
+    pub charge: Charge,
+    /// Which try it is.
+    pub attempt: u16,
+    /// How many tries the task has.
+    pub max_attempts: u16,
+    /// Which run it is, for ever.
+    pub fence: Fence,
+    /// When it was dispatched, on the clock of the owner that did.
+    pub started: Millis,
+}
+
+/// A fact that a shard learns.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A caller wants tasks to be run: all of them or none.
+    Enqueue {
+        /// To answer.
+        request: RequestId,
+        /// The queue; made if it is new.
+        queue: QueueName,
+        /// The tasks.
+        tasks: Vec<NewTask>,
+    },
+    /// A key's weight is what this says, whatever its tasks say; None ends that.
+    SetWeight {
+        /// To answer.
+        request: RequestId,
+        /// The queue; made if it is new.
+        queue: QueueName,
+        /// The key.
+        key: Key,
+        /// Its weight.
+        weight: Option<Weight>,
+    },
+    /// A caller no longer wants a task to be run.
+    Cancel {
+        /// To answer.
+        request: RequestId,
+        /// The task.
+        task: TaskId,
+    },
+    /// A worker offers this many slots in all, for these queues; said again, the newer counts.
+    Slots {
+        /// The worker.
+        worker: WorkerId,
+        /// Its slots, busy ones included.
+        slots: u32,
+        /// The queues it serves and how its slots are divided among them.
+        queues: Vec<(QueueName, Weight)>,
+    },
+    /// While the gate is shut, a worker says what it runs and what ended unacknowledged.
+    Report {
+        /// The worker.
+        worker: WorkerId,
+        /// What it runs.
+        running: Vec<Run>,
+        /// What ended since it last heard from an owner.
+        ended: Vec<(Run, End)>,
+    },
+    /// The start gate opens: whatever could be running has been reported or cannot be alive.
+    Open,
+    /// A worker did not start a run, and never will.
+    Refused {
+        /// The worker.
+        worker: WorkerId,
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// A run ended. Acknowledged when that is durable; a worker repeats it until then.
+    Ended {
+        /// The worker.
+        worker: WorkerId,
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// Which try it was.
+        attempt: u16,
+        /// How it ended.
+        end: End,
+    },
+    /// A worker is gone, and none of its runs is alive.
+    Lost {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// A commit is durable. Acknowledged in order. (One that failed, or whose outcome is unknown, ends
+    /// the shard: it is dropped and loaded again under a new epoch.)
+    Committed {
+        /// The commit.
+        commit: CommitId,
+    },
+    /// A read of a lane returned.
+    Loaded {
+        /// The read.
+        load: LoadId,
+        /// The rows above the asked level, in order.
+        rows: Vec<Row>,
+        /// Nothing is above them.
+        end: bool,
+    },
+    /// A read of one task returned.
+    TaskLoaded {
+        /// The read.
+        load: LoadId,
+        /// The task, if there is such a one.
+        task: Option<Task>,
+    },
+    /// A read failed.
+    LoadFailed {
+        /// The read.
+        load: LoadId,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// Something the shell must do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Make these changes durable together, under this owner's epoch, after all earlier ones.
+    Save {
+        /// To acknowledge.
+        commit: CommitId,
+        /// What happened.
+        changes: Vec<Change>,
+    },
+    /// Read rows of a lane.
+    Load {
+        /// To answer.
+        load: LoadId,
+        /// The lane.
+        lane: LaneId,
+        /// Rows above this level.
+        above: Level,
+        /// At most so many.
+        limit: usize,
+    },
+    /// Read one task.
+    LoadTask {
+        /// To answer.
+        load: LoadId,
+        /// The task.
+        task: TaskId,
+    },
+    /// Have a worker start a run.
+    Start {
+        /// The worker.
+        worker: WorkerId,
+        /// The run.
+        run: Run,
+        /// The payload, if it is in memory; otherwise read the task.
+        payload: Option<Arc<[u8]>>,
+    },
+    /// Have a worker end a run: it was canceled, or is none that counts.
+    Stop {
+        /// The worker.
+        worker: WorkerId,
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// Tell a worker that the end of a run is durable.
+    Acknowledge {
+        /// The worker.
+        worker: WorkerId,
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// Answer a caller.
+    Answer {
+        /// Which request.
+        request: RequestId,
+        /// What to say.
+        answer: Result<Answer, Refusal>,
+    },
+    /// A task ended, durably: for whoever watches it.
+    Finished {
+        /// The task.
+        task: TaskId,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// Send a tick at this time, or soon after. The latest wake is the one that counts.
+    Wake {
+        /// When.
+        at: Millis,
+    },
+    /// What the store returned contradicts itself. Stop this shard and tell the operator.
+    Broken {
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// A good answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The tasks are accepted: durable, with these ids, in order.
+    Accepted(Vec<TaskId>),
+    /// The weight is set, durably.
+    WeightSet,
+    /// The task will never run (again), durably.
+    Canceled,
+    /// The task is running; its worker has been told to stop it.
+    Stopping,
+}

@@ -1,0 +1,170 @@
+//! The names of things: ids as newtypes, and the two names users choose (queue and key), validated once
+//! where they enter so that the rest of the core can rely on them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::bounds;
+use crate::refusal::Refusal;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number!(
+    /// Milliseconds since some fixed moment. The core never asks what time it is; it is told.
+    Millis(u64)
+);
+number!(
+    /// A task, unique in its shard: the seq it was accepted with.
+    TaskId(u64)
+);
+number!(
+    /// A queue, by number: short enough to stand in every row of the store.
+    QueueId(u32)
+);
+number!(
+    /// The shard that a queue lives on.
+    ShardId(u32)
+);
+number!(
+    /// The number that fences a shard's owner: each take-over raises it.
+    Epoch(u64)
+);
+number!(
+    /// A worker's session with this shard, as the server numbers it.
+    WorkerId(u64)
+);
+number!(
+    /// A caller's request, as the server numbers it; answers carry it back.
+    RequestId(u64)
+);
+number!(
+    /// A group commit, numbered within one life of the shard.
+    CommitId(u64)
+);
+number!(
+    /// A read asked of the store, numbered within one life of the shard.
+    LoadId(u64)
+);
+number!(
+    /// 0 is served first, 9 last; strict.
+    Priority(u8)
+);
+number!(
+    /// The duration class of a task: 0 is the shortest.
+    Class(u8)
+);
+
+impl Priority {
+    /// The priority of a task that does not say.
+    pub const DEFAULT: Priority = Priority(5);
+}
+
+/// One ordered backlog: (queue, priority, class).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneId {
+    /// The queue it belongs to.
+    pub queue: QueueId,
+    /// Its priority.
+    pub priority: Priority,
+    /// Its duration class.
+    pub class: Class,
+}
+
+impl fmt::Display for LaneId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.queue, self.priority, self.class)
+    }
+}
+
+/// Identifies one run of a task for ever: a later run of the same task has a higher fence. It grows
+/// without a write, because the epoch does the durable part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence {
+    /// The epoch of the owner that dispatched it.
+    pub epoch: Epoch,
+    /// The dispatch, counted within that epoch.
+    pub dispatch: u64,
+}
+
+/// A queue's name: letters, digits, `.`, `_` and `-`, so that it can stand in a URL as it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QueueName(Arc<str>);
+
+impl QueueName {
+    /// Checks a name that a user chose.
+    pub fn new(name: &str) -> Result<Self, Refusal> {
+        if name.is_empty() {
+            return Err(Refusal::invalid("queue", "is empty; give a name such as `render`"));
+        }
+        if name.len() > bounds::QUEUE_NAME_BYTES {
+            let (is, most) = (name.len(), bounds::QUEUE_NAME_BYTES);
+            return Err(Refusal::too_large("queue", format!("has {is} bytes; at most {most} are allowed")));
+        }
+        match name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))) {
+            Some(bad) => Err(Refusal::invalid(
+                "queue",
+                format!("contains {bad:?}; use letters, digits, `.`, `_` and `-`"),
+            )),
+            None => Ok(QueueName(name.into())),
+        }
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for QueueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whom a task is charged to. The empty key is the shared one of tasks that name none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// Checks a key that a user chose: any text without control characters. It stands in no URL path.
+    pub fn new(key: &str) -> Result<Self, Refusal> {
+        if key.len() > bounds::KEY_BYTES {
+            let (is, most) = (key.len(), bounds::KEY_BYTES);
+            return Err(Refusal::too_large("key", format!("has {is} bytes; at most {most} are allowed")));
+        }
+        match key.chars().find(|c| c.is_control()) {
+            Some(bad) => {
+                Err(Refusal::invalid("key", format!("contains the control character {bad:?}; remove it")))
+            }
+            None => Ok(Key(key.into())),
+        }
+    }
+
+    /// The key of tasks that name none.
+    pub fn shared() -> Self {
+        Key("".into())
+    }
+
+    /// The key's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("(shared)") } else { f.write_str(&self.0) }
+    }
+}

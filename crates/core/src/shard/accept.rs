@@ -1,0 +1,182 @@
+//! Taking tasks in: validation, places, and the change that makes them durable.
+
+use super::Shard;
+use crate::backlog::{Entry, Level, VTime, Weight};
+use crate::bounds;
+use crate::change::{Change, Task};
+use crate::messages::{Answer, Effect, NewTask};
+use crate::names::{Key, LaneId, QueueName, RequestId, TaskId};
+use crate::refusal::Refusal;
+
+impl Shard {
+    pub(super) fn on_enqueue(
+        &mut self,
+        request: RequestId,
+        queue: QueueName,
+        tasks: Vec<NewTask>,
+        effects: &mut Vec<Effect>,
+    ) {
+        match self.may_accept(&queue, &tasks) {
+            Ok(()) => {
+                let ids = self.accept(&queue, tasks);
+                self.answer_after_commit(request, Answer::Accepted(ids), effects);
+            }
+            Err(refusal) => effects.push(Effect::Answer { request, answer: Err(refusal) }),
+        }
+    }
+
+    /// Checks all of a request before any of it changes something.
+    fn may_accept(&self, queue: &QueueName, tasks: &[NewTask]) -> Result<(), Refusal> {
+        if tasks.is_empty() {
+            return Err(Refusal::invalid("tasks", "is empty; give at least one task"));
+        }
+        if tasks.len() > bounds::TASKS_PER_ENQUEUE {
+            let (is, most) = (tasks.len(), bounds::TASKS_PER_ENQUEUE);
+            return Err(Refusal::too_large(
+                "tasks",
+                format!("has {is} tasks; send at most {most} in one call"),
+            ));
+        }
+        let mut bytes = 0;
+        for (n, task) in tasks.iter().enumerate() {
+            check_task(task).map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))?;
+            bytes += task.payload.len();
+        }
+        if bytes > bounds::PAYLOAD_BYTES_PER_ENQUEUE {
+            let most = bounds::PAYLOAD_BYTES_PER_ENQUEUE;
+            return Err(Refusal::too_large(
+                "tasks",
+                format!("has {bytes} bytes of payload; send at most {most} in one call"),
+            ));
+        }
+        self.has_room_for_queue(queue)?;
+        self.has_room_for_tasks(queue, tasks)
+    }
+
+    fn has_room_for_queue(&self, queue: &QueueName) -> Result<(), Refusal> {
+        if self.names.contains_key(queue) || self.queues.len() < bounds::QUEUES {
+            return Ok(());
+        }
+        Err(Refusal::invalid(
+            "queue",
+            format!("would be one more than {}; use an existing one", bounds::QUEUES),
+        ))
+    }
+
+    fn has_room_for_tasks(&self, queue: &QueueName, tasks: &[NewTask]) -> Result<(), Refusal> {
+        let in_flight: usize =
+            self.batch.rows.len() + self.sealed.iter().map(|batch| batch.rows.len()).sum::<usize>();
+        if in_flight + tasks.len() > self.bounds.tasks_in_flight.max(tasks.len()) {
+            return Err(Refusal::limited("the store is behind; send this again in a moment"));
+        }
+        if self.next_seq + tasks.len() as u64 > Level::LAST_SEQ {
+            return Err(Refusal::limited("this shard has numbered all the tasks it can; move the queue"));
+        }
+        let Some(id) = self.names.get(queue) else { return Ok(()) };
+        let spans = tasks.iter().fold(VTime::ZERO, |sum, t| sum + VTime::charge(t.cost, Weight::MIN));
+        for ix in self.queues[id.0 as usize].lanes.values() {
+            let lane = &self.lanes[ix.0];
+            if lane.places.top().max(lane.ack().time()) + spans > VTime::LAST {
+                return Err(Refusal::limited("this queue's virtual time is used up; use another queue"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Places the tasks and has them saved. Nothing can fail here.
+    fn accept(&mut self, name: &QueueName, tasks: Vec<NewTask>) -> Vec<TaskId> {
+        let queue = self.queue_named(name);
+        let mut ids = Vec::with_capacity(tasks.len());
+        for new in tasks {
+            let over = self.queues[queue.0 as usize].overrides.get(&new.key).copied();
+            let weight = over.unwrap_or(new.weight);
+            let ix = self.lane(LaneId { queue, priority: new.priority, class: new.class });
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let commit = self.batch.id;
+            let lane = &mut self.lanes[ix.0];
+            let key = lane.places.key(&new.key, weight);
+            lane.places.set_weight(key, weight);
+            let (pass, charge) = lane.places.place(key, new.cost, lane.ack());
+            let level = Level::new(pass, seq);
+            lane.chosen(level, commit);
+            let id = TaskId(seq);
+            self.payloads.keep(id, &new.payload, self.bounds.payload_bytes);
+            let entry = Entry { task: id, key, charge, attempt: 1, max_attempts: new.max_attempts };
+            self.batch.rows.push((ix, level, entry));
+            self.batch.changes.push(Change::Accepted(Task {
+                id,
+                lane: lane.id,
+                level: Some(level),
+                key: new.key,
+                charge,
+                attempt: 1,
+                max_attempts: new.max_attempts,
+                accepted: self.now,
+                payload: new.payload,
+            }));
+            self.dirty_lanes.insert(ix);
+            ids.push(id);
+        }
+        let queue = &mut self.queues[queue.0 as usize];
+        queue.record.totals.accepted += ids.len() as u64;
+        queue.dirty = true;
+        ids
+    }
+
+    pub(super) fn on_set_weight(
+        &mut self,
+        request: RequestId,
+        queue: QueueName,
+        key: Key,
+        weight: Option<Weight>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Err(refusal) = self.has_room_for_queue(&queue) {
+            effects.push(Effect::Answer { request, answer: Err(refusal) });
+            return;
+        }
+        let id = self.queue_named(&queue);
+        let queue = &mut self.queues[id.0 as usize];
+        match weight {
+            Some(weight) => queue.overrides.insert(key.clone(), weight),
+            None => queue.overrides.remove(&key),
+        };
+        if let Some(weight) = weight {
+            for ix in queue.lanes.values() {
+                let places = &mut self.lanes[ix.0].places;
+                if let Some(key) = places.keys().find(&key) {
+                    places.set_weight(key, weight);
+                    self.dirty_lanes.insert(*ix);
+                }
+            }
+        }
+        self.batch.changes.push(Change::Override { queue: id, key, weight });
+        self.answer_after_commit(request, Answer::WeightSet, effects);
+    }
+}
+
+fn check_task(task: &NewTask) -> Result<(), Refusal> {
+    if task.priority.0 >= bounds::PRIORITIES {
+        let last = bounds::PRIORITIES - 1;
+        return Err(Refusal::invalid(
+            "priority",
+            format!("{} is out of range; use 0 (first) to {last}", task.priority),
+        ));
+    }
+    if task.class.0 >= bounds::CLASSES {
+        return Err(Refusal::invalid("class", format!("{} is not a class of this queue", task.class)));
+    }
+    if task.max_attempts == 0 || task.max_attempts > bounds::ATTEMPTS {
+        let (is, most) = (task.max_attempts, bounds::ATTEMPTS);
+        return Err(Refusal::invalid("max_attempts", format!("{is} is out of range; use 1 to {most}")));
+    }
+    if task.payload.len() > bounds::PAYLOAD_BYTES {
+        let (is, most) = (task.payload.len(), bounds::PAYLOAD_BYTES);
+        return Err(Refusal::too_large(
+            "payload",
+            format!("has {is} bytes, at most {most} are allowed; store it elsewhere and send its address"),
+        ));
+    }
+    Ok(())
+}

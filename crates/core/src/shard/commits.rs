@@ -1,0 +1,139 @@
+//! Making it durable: batches, and what each of them sets free.
+
+use super::{LaneIx, Shard, Timer};
+use crate::backlog::{Entry, Level};
+use crate::bounds;
+use crate::canary::Bug;
+use crate::change::Change;
+use crate::messages::{Answer, Effect};
+use crate::names::{CommitId, Millis, QueueId, RequestId};
+
+/// Between two rounds of forgetting keys, each of a bounded size.
+const FORGET_AFTER_MS: u64 = 100;
+
+/// One group commit, and what waits for it.
+#[derive(Clone, Debug)]
+pub(super) struct Batch {
+    pub(super) id: CommitId,
+    pub(super) changes: Vec<Change>,
+    /// Rows that join their lanes when it is durable.
+    pub(super) rows: Vec<(LaneIx, Level, Entry)>,
+    /// Effects that are emitted when it is durable.
+    then: Vec<Effect>,
+    /// The last seq that was handed out when it was sealed.
+    last_seq: u64,
+}
+
+impl Batch {
+    pub(super) fn new(id: CommitId) -> Batch {
+        Batch { id, changes: Vec::new(), rows: Vec::new(), then: Vec::new(), last_seq: 0 }
+    }
+}
+
+impl Shard {
+    /// Changes in the open batch. The shell seals when it has enough, or nothing more to step.
+    pub fn unsealed(&self) -> usize {
+        self.batch.changes.len()
+    }
+
+    /// Closes the batch into one commit, if there is anything to save. Call it after a round of steps,
+    /// as often as you like; past the bound of commits in flight it waits.
+    pub fn seal(&mut self, effects: &mut Vec<Effect>) {
+        let nothing = self.batch.changes.is_empty() && !self.flush;
+        if nothing || self.sealed.len() >= bounds::COMMITS_IN_FLIGHT {
+            return;
+        }
+        self.flush = false;
+        let next = CommitId(self.batch.id.0 + 1);
+        let mut batch = std::mem::replace(&mut self.batch, Batch::new(next));
+        let mut changes = std::mem::take(&mut batch.changes);
+        for ix in std::mem::take(&mut self.dirty_lanes) {
+            let lane = &mut self.lanes[ix.0];
+            let id = lane.id;
+            lane.places
+                .changed(|key, record| changes.push(Change::Key { lane: id, key: key.clone(), record }));
+            let turns = self.queues[id.queue.0 as usize].turns.get(&id.priority);
+            let turn = turns.map_or_else(Default::default, |turns| turns.charged(id.class));
+            changes.push(Change::Lane { lane: id, record: lane.record(turn) });
+        }
+        for (n, queue) in self.queues.iter_mut().enumerate() {
+            if queue.dirty {
+                queue.dirty = false;
+                changes.push(Change::Queue { queue: QueueId(n as u32), record: queue.record.clone() });
+            }
+        }
+        changes.push(Change::Seq { next: self.next_seq });
+        batch.last_seq = self.next_seq - 1;
+        effects.push(Effect::Save { commit: batch.id, changes });
+        self.sealed.push_back(batch);
+    }
+
+    /// Emits an effect once everything that happened before it is durable.
+    pub(super) fn after_commit(&mut self, effect: Effect, effects: &mut Vec<Effect>) {
+        if !self.batch.changes.is_empty() {
+            self.batch.then.push(effect);
+        } else if let Some(last) = self.sealed.back_mut() {
+            last.then.push(effect);
+        } else {
+            effects.push(effect);
+        }
+    }
+
+    pub(super) fn answer_after_commit(
+        &mut self,
+        request: RequestId,
+        answer: Answer,
+        effects: &mut Vec<Effect>,
+    ) {
+        let effect = Effect::Answer { request, answer: Ok(answer) };
+        if self.canary.is(Bug::ReplyBeforeCommit) {
+            effects.push(effect);
+        } else {
+            self.after_commit(effect, effects);
+        }
+    }
+
+    pub(super) fn on_committed(&mut self, commit: CommitId, effects: &mut Vec<Effect>) {
+        if self.sealed.front().is_none_or(|batch| batch.id != commit) {
+            let what = format!("commit {commit} was acknowledged out of order");
+            effects.push(Effect::Broken { what });
+            return;
+        }
+        let Some(batch) = self.sealed.pop_front() else { return };
+        self.durable_seq = batch.last_seq;
+        let mut lanes: Vec<LaneIx> = Vec::new();
+        for (ix, level, entry) in batch.rows {
+            let lane = &mut self.lanes[ix.0];
+            lane.merge(level, entry);
+            if lanes.last() != Some(&ix) {
+                lanes.push(ix);
+            }
+        }
+        for ix in lanes {
+            let lane = &mut self.lanes[ix.0];
+            lane.unpin(commit);
+            self.ready.insert(lane.id.queue);
+            self.hungry.insert(ix);
+        }
+        effects.extend(batch.then);
+    }
+
+    /// Forgets keys of this lane whose time has passed. If one round is not enough, goes on soon.
+    pub(super) fn forget(&mut self, ix: LaneIx) {
+        let lane = &mut self.lanes[ix.0];
+        lane.forget();
+        if lane.places.has_forgotten() {
+            self.dirty_lanes.insert(ix);
+            self.flush = true;
+        }
+        if lane.more_to_forget && !lane.forget_armed {
+            lane.forget_armed = true;
+            self.arm(Millis(self.now.0 + FORGET_AFTER_MS), Timer::Forget(ix));
+        }
+    }
+
+    pub(super) fn on_forget_timer(&mut self, ix: LaneIx) {
+        self.lanes[ix.0].forget_armed = false;
+        self.forget(ix);
+    }
+}

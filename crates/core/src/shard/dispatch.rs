@@ -1,0 +1,158 @@
+//! Starting tasks. A free slot goes to one of its worker's queues by the worker's weights; within the
+//! queue to the first priority that has something to start; within the priority to the lane whose turn
+//! it is; within the lane to the lowest level. Admission (classes, limits) will narrow which lanes are
+//! candidates, in [`Shard::startable`].
+//!
+//! Between steps no worker has a free slot while a queue it serves could start something.
+
+use super::{LaneIx, Shard};
+use crate::backlog::{VTime, Weight};
+use crate::bounds;
+use crate::canary::Bug;
+use crate::messages::{Effect, Run};
+use crate::names::{Class, Fence, QueueId, QueueName, WorkerId};
+use crate::workers::LiveRun;
+
+impl Shard {
+    pub(super) fn on_slots(&mut self, id: WorkerId, slots: u32, queues: Vec<(QueueName, Weight)>) {
+        if !self.workers.contains_key(&id) && self.workers.len() >= bounds::WORKERS {
+            return;
+        }
+        let mut served = Vec::new();
+        for (name, weight) in queues.into_iter().take(bounds::QUEUES_PER_WORKER) {
+            if self.names.contains_key(&name) || self.queues.len() < bounds::QUEUES {
+                served.push((self.queue_named(&name), weight));
+            }
+        }
+        self.leave_queues(id);
+        let worker = self.workers.entry(id).or_default();
+        worker.slots = slots.min(bounds::SLOTS_PER_WORKER);
+        worker.turns.retain(|queue| served.iter().any(|(id, _)| *id == queue));
+        worker.queues = served;
+        self.note_free(id);
+    }
+
+    /// Takes a worker out of the lists of free ones.
+    pub(super) fn leave_queues(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get(&id) else { return };
+        for (queue, _) in &worker.queues {
+            self.queues[queue.0 as usize].free.remove(&id);
+        }
+    }
+
+    /// Lists a worker as free in its queues, if it is, and has them looked at.
+    pub(super) fn note_free(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get(&id) else { return };
+        if worker.has_free_slot() {
+            for (queue, _) in &worker.queues {
+                self.queues[queue.0 as usize].free.insert(id);
+                self.ready.insert(*queue);
+            }
+        }
+    }
+
+    /// A slot of this worker is no longer held.
+    pub(super) fn free_slot(&mut self, id: WorkerId) {
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.busy -= 1;
+            self.note_free(id);
+        }
+    }
+
+    /// Starts whatever can be started.
+    pub(super) fn dispatch(&mut self, effects: &mut Vec<Effect>) {
+        if !self.may_start() {
+            return;
+        }
+        while let Some(queue) = self.ready.pop_first() {
+            while self.startable(queue).is_some() {
+                let Some(worker) = self.next_free(queue) else { break };
+                self.start_one(worker, effects);
+            }
+        }
+    }
+
+    /// The free worker after the one that was given a task last.
+    fn next_free(&mut self, queue: QueueId) -> Option<WorkerId> {
+        let queue = &mut self.queues[queue.0 as usize];
+        let after = (std::ops::Bound::Excluded(queue.last_worker), std::ops::Bound::Unbounded);
+        let next = queue.free.range(after).next().or_else(|| queue.free.first()).copied()?;
+        queue.last_worker = next;
+        Some(next)
+    }
+
+    /// The lane of this queue that goes next, if any has something to start now. A lane that has not
+    /// been read yet may hold a task that goes first, so lower priorities wait for it.
+    pub(crate) fn startable(&self, queue: QueueId) -> Option<LaneIx> {
+        let queue = &self.queues[queue.0 as usize];
+        for (&priority, turns) in &queue.turns {
+            let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
+            let window = |ix: &LaneIx| &self.lanes[ix.0].window;
+            let waiting = lanes.clone().filter(|(_, ix)| !window(ix).waiting().is_empty());
+            if let Some(class) = turns.next(waiting.map(|((_, class), _)| *class)) {
+                return queue.lanes.get(&(priority, class)).copied();
+            }
+            let unread = lanes.into_iter().any(|(_, ix)| window(ix).is_unread());
+            if unread && !self.canary.is(Bug::PriorityByArrival) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Starts one task on this worker: it has a free slot and one of its queues something to start.
+    fn start_one(&mut self, id: WorkerId, effects: &mut Vec<Effect>) {
+        let Some(worker) = self.workers.get(&id) else { return };
+        let candidates = worker.queues.iter().map(|(queue, _)| *queue);
+        let Some(queue) = worker.turns.next(candidates.filter(|queue| self.startable(*queue).is_some()))
+        else {
+            return;
+        };
+        let Some(ix) = self.startable(queue) else { return };
+        let lane = &mut self.lanes[ix.0];
+        let weights = lane.places.waiting_weights();
+        let Some((level, entry)) = lane.start_first() else { return };
+        let key = lane.places.keys().get(entry.key).key.clone();
+        let fence = Fence { epoch: self.epoch, dispatch: self.next_dispatch };
+        self.next_dispatch += 1;
+        let run = Run {
+            task: entry.task,
+            lane: lane.id,
+            level,
+            key,
+            charge: entry.charge,
+            attempt: entry.attempt,
+            max_attempts: entry.max_attempts,
+            fence,
+            started: self.now,
+        };
+        let lane = lane.id;
+        self.dirty_lanes.insert(ix);
+        self.hungry.insert(ix);
+
+        let queue_state = &mut self.queues[queue.0 as usize];
+        queue_state.running += 1;
+        let share = VTime::share(entry.charge.cost, weights);
+        queue_state.turns.entry(lane.priority).or_default().charge(lane.class, share);
+
+        self.hold_slot(id);
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.charge(queue, entry.charge.cost);
+        }
+        let live = LiveRun { run: run.clone(), worker: id, in_lane: Some(entry.key), cancel: false };
+        self.runs.insert(entry.task, live);
+        let payload = self.payloads.take(entry.task);
+        effects.push(Effect::Start { worker: id, run, payload });
+    }
+
+    /// A slot of this worker is held by a run.
+    pub(super) fn hold_slot(&mut self, id: WorkerId) {
+        let worker = self.workers.entry(id).or_default();
+        worker.busy += 1;
+        if !worker.has_free_slot() {
+            for (queue, _) in &worker.queues {
+                self.queues[queue.0 as usize].free.remove(&id);
+            }
+        }
+    }
+}

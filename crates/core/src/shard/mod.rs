@@ -1,0 +1,429 @@
+//! The shard: one single-threaded decision core. It learns facts ([`Input`]), changes its state, and
+//! says what must be done ([`Effect`]). It does nothing itself, and the same inputs always give the same
+//! effects.
+//!
+//! The shell calls [`Shard::step`] for each input it has, then [`Shard::seal`], which closes the batch
+//! into one group commit. While that commit is in flight the next batch is stepped. What depends on a
+//! commit (answers, acknowledgements, reads, and rows that may be started) is kept with its batch and
+//! set free by [`Input::Committed`].
+//!
+//! Where things are: `accept` takes tasks in, `dispatch` starts them, `ends` takes them out, `reads`
+//! fills windows, `commits` makes it durable.
+
+mod accept;
+mod commits;
+mod dispatch;
+mod ends;
+mod reads;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::backlog::{KeyState, Lane, Turns, Weight};
+use crate::bounds::Bounds;
+use crate::canary::{Bug, Canary};
+use crate::change::{LaneRecord, Metadata, QueueRecord, Task, Totals};
+use crate::life::End;
+use crate::messages::{Effect, Input};
+use crate::names::{
+    Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, TaskId,
+    WorkerId,
+};
+use crate::workers::{LiveRun, Worker};
+use commits::Batch;
+use reads::{LoadFor, TaskRead};
+
+/// Where a lane stands in the shard's table. Lanes are never removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LaneIx(usize);
+
+/// A queue in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    pub(crate) record: QueueRecord,
+    pub(crate) dirty: bool,
+    /// Its lanes, first priority first.
+    pub(crate) lanes: BTreeMap<(Priority, Class), LaneIx>,
+    /// Whose turn it is among the lanes of a priority.
+    pub(crate) turns: BTreeMap<Priority, Turns<Class>>,
+    pub(crate) overrides: BTreeMap<Key, Weight>,
+    /// Runs of its tasks.
+    pub(crate) running: u64,
+    /// Workers that serve it and have a free slot.
+    pub(crate) free: BTreeSet<WorkerId>,
+    /// The worker that was given a task last: the next one is, in turn, another.
+    pub(crate) last_worker: WorkerId,
+}
+
+/// Something the shard wants to do at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// Try a failed read of a lane again.
+    ReadLane(LaneIx),
+    /// Try a failed read of a task again.
+    ReadTask(TaskId),
+    /// Look whether a long runner holds A back.
+    SetAside(LaneIx),
+    /// Forget keys, and save that even if nothing else happens.
+    Forget(LaneIx),
+}
+
+/// An end that came while the gate was shut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldEnd {
+    worker: WorkerId,
+    task: TaskId,
+    fence: Fence,
+    attempt: u16,
+    end: End,
+}
+
+/// One shard. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    pub(crate) bounds: Bounds,
+    pub(crate) epoch: Epoch,
+    pub(crate) canary: Canary,
+    now: Millis,
+
+    pub(crate) queues: Vec<Queue>,
+    names: BTreeMap<QueueName, QueueId>,
+    pub(crate) lanes: Vec<Lane>,
+    lane_index: BTreeMap<LaneId, LaneIx>,
+
+    next_seq: u64,
+    next_dispatch: u64,
+    /// The gate: nothing is started before it opens.
+    pub(crate) open: bool,
+    pub(crate) workers: BTreeMap<WorkerId, Worker>,
+    pub(crate) runs: BTreeMap<TaskId, LiveRun>,
+    /// Saved long runners that no worker has reported yet.
+    aside: BTreeMap<TaskId, Task>,
+    held_ends: Vec<HeldEnd>,
+    /// Tasks with an end from before the gate opened that the store has to say a word on. Until it has,
+    /// nothing starts: one of these could be started again although it ended.
+    unresolved: BTreeSet<TaskId>,
+    payloads: Payloads,
+
+    batch: Batch,
+    sealed: VecDeque<Batch>,
+    /// The highest seq known to be durable.
+    durable_seq: u64,
+    dirty_lanes: BTreeSet<LaneIx>,
+    /// Save although only small records changed.
+    flush: bool,
+
+    next_load: u64,
+    loads: BTreeMap<LoadId, LoadFor>,
+    task_reads: BTreeMap<TaskId, TaskRead>,
+
+    timers: BTreeSet<(Millis, Timer)>,
+    wake: Option<Millis>,
+    /// Queues that may have something to start.
+    ready: BTreeSet<QueueId>,
+    /// Lanes that may need a read.
+    hungry: BTreeSet<LaneIx>,
+}
+
+/// Payloads of tasks that have not started, up to a budget. Every task starts or is canceled in the end,
+/// and its payload leaves then.
+#[derive(Clone, Debug, Default)]
+struct Payloads {
+    bytes: usize,
+    by_task: BTreeMap<TaskId, Arc<[u8]>>,
+}
+
+impl Payloads {
+    fn keep(&mut self, task: TaskId, payload: &Arc<[u8]>, budget: usize) {
+        if !payload.is_empty() && self.bytes + payload.len() <= budget {
+            self.bytes += payload.len();
+            self.by_task.insert(task, payload.clone());
+        }
+    }
+
+    fn take(&mut self, task: TaskId) -> Option<Arc<[u8]>> {
+        let payload = self.by_task.remove(&task)?;
+        self.bytes -= payload.len();
+        Some(payload)
+    }
+}
+
+impl Shard {
+    /// The shard as its new owner finds it. Its gate is shut: tell it what runs ([`Input::Report`]), then
+    /// [`Input::Open`] it.
+    pub fn new(bounds: Bounds, epoch: Epoch, metadata: Metadata) -> Shard {
+        Shard::with_canary(bounds, epoch, metadata, Canary::default())
+    }
+
+    /// A shard with a deliberate bug.
+    #[cfg(feature = "canary")]
+    pub fn with_bug(bounds: Bounds, epoch: Epoch, metadata: Metadata, bug: Bug) -> Shard {
+        Shard::with_canary(bounds, epoch, metadata, Canary::new(bug))
+    }
+
+    fn with_canary(bounds: Bounds, epoch: Epoch, metadata: Metadata, canary: Canary) -> Shard {
+        let next_seq = metadata.next_seq.max(1);
+        let mut shard = Shard {
+            bounds,
+            epoch,
+            canary,
+            now: Millis(0),
+            queues: Vec::new(),
+            names: BTreeMap::new(),
+            lanes: Vec::new(),
+            lane_index: BTreeMap::new(),
+            next_seq,
+            next_dispatch: 1,
+            open: false,
+            workers: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            aside: BTreeMap::new(),
+            held_ends: Vec::new(),
+            unresolved: BTreeSet::new(),
+            payloads: Payloads::default(),
+            batch: Batch::new(CommitId(1)),
+            sealed: VecDeque::new(),
+            durable_seq: next_seq - 1,
+            dirty_lanes: BTreeSet::new(),
+            flush: false,
+            next_load: 1,
+            loads: BTreeMap::new(),
+            task_reads: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            wake: None,
+            ready: BTreeSet::new(),
+            hungry: BTreeSet::new(),
+        };
+        shard.restore(metadata);
+        shard
+    }
+
+    fn restore(&mut self, mut metadata: Metadata) {
+        metadata.queues.sort_by_key(|(id, _)| *id);
+        for (_, record) in metadata.queues {
+            self.add_queue(record);
+        }
+        for (queue, key, weight) in metadata.overrides {
+            if let Some(queue) = self.queues.get_mut(queue.0 as usize) {
+                queue.overrides.insert(key, weight);
+            }
+        }
+        for (id, record) in metadata.lanes {
+            self.add_lane(id, &record);
+        }
+        for (lane, key, record) in metadata.keys {
+            if let Some(&ix) = self.lane_index.get(&lane) {
+                self.lanes[ix.0].places.restore_key(&key, &record);
+            }
+        }
+        if !self.canary.is(Bug::AsideForgotten) {
+            self.aside = metadata.aside.into_iter().map(|task| (task.id, task)).collect();
+        }
+        self.hungry.extend((0..self.lanes.len()).map(LaneIx));
+    }
+
+    /// Learns one fact and says what must be done about it.
+    pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
+        self.now = self.now.max(now);
+        match input {
+            Input::Enqueue { request, queue, tasks } => self.on_enqueue(request, queue, tasks, effects),
+            Input::SetWeight { request, queue, key, weight } => {
+                self.on_set_weight(request, queue, key, weight, effects)
+            }
+            Input::Cancel { request, task } => self.on_cancel(request, task, effects),
+            Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues),
+            Input::Report { worker, running, ended } => self.on_report(worker, running, ended, effects),
+            Input::Open => self.on_open(effects),
+            Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence),
+            Input::Ended { worker, task, fence, attempt, end } => {
+                self.on_ended(HeldEnd { worker, task, fence, attempt, end }, effects)
+            }
+            Input::Lost { worker } => self.on_lost(worker, effects),
+            Input::Committed { commit } => self.on_committed(commit, effects),
+            Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
+            Input::TaskLoaded { load, task } => self.on_task_loaded(load, task, effects),
+            Input::LoadFailed { load } => self.on_load_failed(load),
+            Input::Tick => self.on_tick(effects),
+        }
+        self.dispatch(effects);
+        self.ask_reads(effects);
+        self.emit_wake(effects);
+    }
+
+    /// This owner's epoch.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// How a queue's tasks stand: what it has had, and how many run now.
+    pub fn counts(&self, queue: &QueueName) -> Option<Counts> {
+        let queue = &self.queues[self.names.get(queue)?.0 as usize];
+        let totals = queue.record.totals;
+        Some(Counts { waiting: totals.unfinished() - queue.running, running: queue.running, totals })
+    }
+
+    /// How many tasks of a key wait in a queue.
+    pub fn waiting_of(&self, queue: &QueueName, key: &Key) -> u64 {
+        let Some(&id) = self.names.get(queue) else { return 0 };
+        let lanes = self.queues[id.0 as usize].lanes.values();
+        lanes.filter_map(|ix| self.key_state(*ix, key)).map(|state| u64::from(state.waiting)).sum()
+    }
+
+    /// Tasks, keys and buffers that memory holds: for tests, benchmarks and metrics.
+    pub fn held(&self) -> Held {
+        Held {
+            rows: self.lanes.iter().map(|l| l.window.waiting().len() + l.window.held()).sum(),
+            keys: self.lanes.iter().map(|l| l.places.keys().len()).sum(),
+            alarms: self.lanes.iter().map(|l| l.places.alarms()).sum(),
+            runs: self.runs.len(),
+            loads: self.loads.len() + self.task_reads.len(),
+            payload_bytes: self.payloads.bytes,
+            batches: self.sealed.len(),
+        }
+    }
+
+    fn key_state(&self, lane: LaneIx, key: &Key) -> Option<&KeyState> {
+        let keys = self.lanes[lane.0].places.keys();
+        keys.find(key).map(|ix| keys.get(ix))
+    }
+
+    pub(crate) fn lane_of(&self, lane: LaneId) -> Option<LaneIx> {
+        self.lane_index.get(&lane).copied()
+    }
+
+    /// Nothing keeps the shard from starting tasks.
+    pub(crate) fn may_start(&self) -> bool {
+        self.open && self.unresolved.is_empty()
+    }
+
+    pub(crate) fn lane_at(&self, ix: LaneIx) -> &Lane {
+        &self.lanes[ix.0]
+    }
+
+    pub(crate) fn lane_states(&self) -> impl Iterator<Item = (LaneIx, &Lane)> {
+        self.lanes.iter().enumerate().map(|(n, lane)| (LaneIx(n), lane))
+    }
+
+    pub(crate) fn has_load_for(&self, lane: LaneIx) -> bool {
+        self.loads.values().any(|what| matches!(what, LoadFor::Lane(ix) if *ix == lane))
+    }
+
+    /// Tasks of a queue whose rows are set aside.
+    pub(crate) fn aside_of(&self, queue: QueueId) -> u64 {
+        let saved = self.aside.values().filter(|task| task.lane.queue == queue).count();
+        let live =
+            self.runs.values().filter(|live| live.in_lane.is_none() && live.run.lane.queue == queue).count();
+        (saved + live) as u64
+    }
+
+    /// The queue of this name, made if it is new.
+    fn queue_named(&mut self, name: &QueueName) -> QueueId {
+        if let Some(&id) = self.names.get(name) {
+            return id;
+        }
+        let id = self.add_queue(QueueRecord { name: name.clone(), totals: Totals::default() });
+        self.queues[id.0 as usize].dirty = true;
+        self.flush = true;
+        id
+    }
+
+    fn add_queue(&mut self, record: QueueRecord) -> QueueId {
+        let id = QueueId(self.queues.len() as u32);
+        self.names.insert(record.name.clone(), id);
+        self.queues.push(Queue {
+            record,
+            dirty: false,
+            lanes: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            overrides: BTreeMap::new(),
+            running: 0,
+            free: BTreeSet::new(),
+            last_worker: WorkerId(0),
+        });
+        id
+    }
+
+    /// The lane of this id, made if it is new. Its queue exists.
+    fn lane(&mut self, id: LaneId) -> LaneIx {
+        match self.lane_index.get(&id) {
+            Some(&ix) => ix,
+            None => self.add_lane(id, &LaneRecord::default()),
+        }
+    }
+
+    fn add_lane(&mut self, id: LaneId, record: &LaneRecord) -> LaneIx {
+        let ix = LaneIx(self.lanes.len());
+        self.lanes.push(Lane::restore(id, record, &self.bounds, self.canary));
+        self.lane_index.insert(id, ix);
+        if let Some(queue) = self.queues.get_mut(id.queue.0 as usize) {
+            queue.lanes.insert((id.priority, id.class), ix);
+            let competes = record.max > record.ack;
+            queue.turns.entry(id.priority).or_default().restore(id.class, record.turn, competes);
+        }
+        ix
+    }
+
+    fn arm(&mut self, at: Millis, timer: Timer) {
+        self.timers.insert((at, timer));
+    }
+
+    fn on_tick(&mut self, effects: &mut Vec<Effect>) {
+        if self.wake.is_some_and(|at| at <= self.now) {
+            self.wake = None;
+        }
+        while let Some(&(at, timer)) = self.timers.first() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop_first();
+            match timer {
+                Timer::ReadLane(ix) => {
+                    self.lanes[ix.0].read_retry = None;
+                    self.hungry.insert(ix);
+                }
+                Timer::ReadTask(task) => self.ask_task(task, effects),
+                Timer::SetAside(ix) => self.on_aside_timer(ix),
+                Timer::Forget(ix) => self.on_forget_timer(ix),
+            }
+        }
+    }
+
+    /// Asks to be woken for the earliest timer, if that is news.
+    fn emit_wake(&mut self, effects: &mut Vec<Effect>) {
+        let Some(&(at, _)) = self.timers.first() else { return };
+        if self.wake.is_none_or(|wake| at < wake) {
+            self.wake = Some(at);
+            effects.push(Effect::Wake { at });
+        }
+    }
+}
+
+/// How a queue's tasks stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Tasks that wait.
+    pub waiting: u64,
+    /// Tasks that run.
+    pub running: u64,
+    /// All it has had.
+    pub totals: Totals,
+}
+
+/// What a shard holds in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Waiting rows.
+    pub rows: usize,
+    /// Keys.
+    pub keys: usize,
+    /// Alarms of keys.
+    pub alarms: usize,
+    /// Runs.
+    pub runs: usize,
+    /// Reads asked of the store.
+    pub loads: usize,
+    /// Payload bytes.
+    pub payload_bytes: usize,
+    /// Commits in flight.
+    pub batches: usize,
+}

@@ -1,0 +1,157 @@
+//! Filling windows and looking up tasks. A read is emitted only when everything that happened before it
+//! was asked for is durable; what happens after that is reconciled when it returns.
+
+use super::{HeldEnd, LaneIx, Shard, Timer};
+use crate::bounds;
+use crate::canary::Bug;
+use crate::change::{Row, Task};
+use crate::messages::Effect;
+use crate::names::{LoadId, Millis, QueueId, RequestId, TaskId};
+
+/// Whom a read is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LoadFor {
+    Lane(LaneIx),
+    Task(TaskId),
+}
+
+/// Who waits for the store's word on a task.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiter {
+    Cancel(RequestId),
+    LateEnd(HeldEnd),
+}
+
+/// A read of one task.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TaskRead {
+    waiters: Vec<Waiter>,
+    /// The task changed since the read was asked for, so what it returns may be old.
+    stale: bool,
+    failures: u32,
+}
+
+impl Shard {
+    /// Asks for the reads that windows want.
+    pub(super) fn ask_reads(&mut self, effects: &mut Vec<Effect>) {
+        while let Some(ix) = self.hungry.pop_first() {
+            let lane = &mut self.lanes[ix.0];
+            if lane.read_retry.is_some() {
+                continue;
+            }
+            let Some((above, limit)) = lane.window.wants_read(self.bounds.page_rows) else { continue };
+            let load = LoadId(self.next_load);
+            self.next_load += 1;
+            lane.window.read_asked(load);
+            let lane = lane.id;
+            self.loads.insert(load, LoadFor::Lane(ix));
+            let effect = Effect::Load { load, lane, above, limit };
+            if self.canary.is(Bug::LoadBeforeCommit) {
+                effects.push(effect);
+            } else {
+                self.after_commit(effect, effects);
+            }
+        }
+    }
+
+    pub(super) fn on_loaded(&mut self, load: LoadId, rows: Vec<Row>, end: bool, effects: &mut Vec<Effect>) {
+        let Some(LoadFor::Lane(ix)) = self.loads.remove(&load) else { return };
+        let lane = &mut self.lanes[ix.0];
+        self.hungry.insert(ix);
+        if !lane.window.awaits(load) {
+            return; // given up because it took too long
+        }
+        let foreign = rows.iter().find(|row| row.level.seq() >= self.next_seq).map(|row| row.task);
+        if let Some(task) = foreign {
+            effects.push(Effect::Broken { what: foreign_task(task) });
+        } else if let Err(what) = lane.read_returned(rows, end, self.durable_seq) {
+            effects.push(Effect::Broken { what });
+        }
+        self.ready.insert(lane.id.queue);
+    }
+
+    pub(super) fn on_load_failed(&mut self, load: LoadId) {
+        match self.loads.remove(&load) {
+            Some(LoadFor::Lane(ix)) => {
+                let lane = &mut self.lanes[ix.0];
+                if lane.window.awaits(load) {
+                    lane.window.read_failed();
+                    let at = retry_at(self.now, lane.read_failures);
+                    lane.read_failures = lane.read_failures.saturating_add(1);
+                    lane.read_retry = Some(at);
+                    self.arm(at, Timer::ReadLane(ix));
+                }
+            }
+            Some(LoadFor::Task(task)) => {
+                if let Some(read) = self.task_reads.get_mut(&task) {
+                    let at = retry_at(self.now, read.failures);
+                    read.failures = read.failures.saturating_add(1);
+                    self.arm(at, Timer::ReadTask(task));
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Looks a task up in the store, for one more waiter.
+    pub(super) fn read_task_for(&mut self, task: TaskId, waiter: Waiter, effects: &mut Vec<Effect>) {
+        let read = self.task_reads.entry(task).or_default();
+        read.waiters.push(waiter);
+        if read.waiters.len() == 1 {
+            self.ask_task(task, effects);
+        }
+    }
+
+    pub(super) fn ask_task(&mut self, task: TaskId, effects: &mut Vec<Effect>) {
+        let Some(read) = self.task_reads.get_mut(&task) else { return };
+        read.stale = false;
+        let load = LoadId(self.next_load);
+        self.next_load += 1;
+        self.loads.insert(load, LoadFor::Task(task));
+        self.after_commit(Effect::LoadTask { load, task }, effects);
+    }
+
+    /// A task ended or moved: what a pending read of it returns may be old.
+    pub(super) fn task_changed(&mut self, task: TaskId) {
+        if let Some(read) = self.task_reads.get_mut(&task) {
+            read.stale = true;
+        }
+    }
+
+    pub(super) fn on_task_loaded(&mut self, load: LoadId, task: Option<Task>, effects: &mut Vec<Effect>) {
+        let Some(LoadFor::Task(id)) = self.loads.remove(&load) else { return };
+        if self.task_reads.get(&id).is_some_and(|read| read.stale) {
+            self.ask_task(id, effects);
+            return;
+        }
+        if task.as_ref().and_then(|task| task.level).is_some_and(|level| level.seq() >= self.next_seq) {
+            effects.push(Effect::Broken { what: foreign_task(id) });
+            return;
+        }
+        let Some(read) = self.task_reads.remove(&id) else { return };
+        let mut waiters = read.waiters.into_iter();
+        for waiter in waiters.by_ref() {
+            let changes = self.batch.changes.len();
+            self.on_task_known(id, task.as_ref(), waiter, effects);
+            if self.batch.changes.len() > changes {
+                break; // it has ended or moved: the others must look again
+            }
+        }
+        for waiter in waiters {
+            self.read_task_for(id, waiter, effects);
+        }
+        if !self.task_reads.contains_key(&id) && self.unresolved.remove(&id) && self.unresolved.is_empty() {
+            self.ready.extend((0..self.queues.len() as u32).map(QueueId));
+        }
+    }
+}
+
+/// An owner that was fenced and does not know it yet may read what its successor wrote.
+fn foreign_task(task: TaskId) -> String {
+    format!("the store holds task {task} at a place that this owner never gave: another owner has the shard")
+}
+
+fn retry_at(now: Millis, failures: u32) -> Millis {
+    let wait = bounds::READ_RETRY_MS << failures.min(16);
+    Millis(now.0 + wait.min(bounds::READ_RETRY_MAX_MS))
+}

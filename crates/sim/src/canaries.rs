@@ -1,0 +1,21 @@
+//! Canaries: known bugs, each switched on alone, that the worlds must notice.
+
+use evenhand_core::canary::Bug;
+
+use crate::world::FLAWS;
+use crate::{Canary, Violation, play};
+
+/// Every canary and what is wrong with it.
+pub fn all() -> Vec<(Canary, &'static str)> {
+    let core = Bug::ALL.iter().map(|&bug| (Canary::Core(bug), bug.text()));
+    core.chain(FLAWS.iter().map(|&(flaw, text)| (Canary::Store(flaw), text))).collect()
+}
+
+/// Plays seeds until the bug is noticed. A world that panics has noticed it, too.
+pub fn hunt(canary: Canary, seeds: u64) -> Option<Violation> {
+    (0..seeds).find_map(|seed| match std::panic::catch_unwind(|| play(seed, Some(canary))) {
+        Ok(Ok(_)) => None,
+        Ok(Err(violation)) => Some(violation),
+        Err(_) => Some(Violation::new("chaos", seed, 0, "the core stopped with a panic".into())),
+    })
+}

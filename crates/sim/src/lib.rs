@@ -1,0 +1,83 @@
+//! The simulator: how we come to trust the core.
+//!
+//! One seed decides everything: clock, tenants, faults, crashes. Two worlds are played with each seed.
+//! [`world`] is chaotic and checks safety: nothing accepted is lost, nothing runs twice at once,
+//! everything drains. [`fair`] is in lock step ([`driver`]) and checks order and fairness exactly.
+//! [`oracle`] looks on and knows nothing of the core; [`canaries`] proves that they would notice: each
+//! deliberate bug must be caught. [`scenario`] plays small situations written as text; [`day`] shows a
+//! day in the life of four tenants.
+
+pub mod canaries;
+pub mod driver;
+pub mod fair;
+pub mod oracle;
+pub mod plan;
+pub mod rng;
+pub mod world;
+
+use evenhand_core::canary::Bug;
+use evenhand_store::Flaw;
+
+/// What a world went through without a violation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Events.
+    pub steps: u64,
+    /// Simulated time.
+    pub simulated_ms: u64,
+    /// Runs that started.
+    pub starts: u64,
+    /// The largest difference between two keys that kept waiting, in charges of the larger.
+    pub worst_difference: f64,
+    /// A digest of every effect, if asked for.
+    pub digest: u64,
+}
+
+impl Report {
+    /// Adds another world's.
+    pub fn add(&mut self, other: &Report) {
+        self.steps += other.steps;
+        self.simulated_ms += other.simulated_ms;
+        self.starts += other.starts;
+        self.worst_difference = self.worst_difference.max(other.worst_difference);
+    }
+}
+
+/// A rule that a world broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which world.
+    pub world: &'static str,
+    /// Its seed.
+    pub seed: u64,
+    /// After how many events.
+    pub step: u64,
+    /// What was seen.
+    pub what: String,
+}
+
+impl Violation {
+    pub(crate) fn new(world: &'static str, seed: u64, step: u64, what: String) -> Violation {
+        Violation { world, seed, step, what }
+    }
+}
+
+/// A deliberate bug, in the core or in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Canary {
+    /// In the core.
+    Core(Bug),
+    /// In the store.
+    Store(Flaw),
+}
+
+/// Plays all worlds of a seed.
+pub fn play(seed: u64, canary: Option<Canary>) -> Result<Report, Violation> {
+    let mut report = world::play(seed, world::Options { canary, ..world::Options::default() })?;
+    let bug = match canary {
+        Some(Canary::Core(bug)) => Some(bug),
+        Some(Canary::Store(_)) | None => None,
+    };
+    report.add(&fair::play(seed, bug)?);
+    Ok(report)
+}

@@ -1,0 +1,200 @@
+//! What an onlooker can say about a world: he sees what callers were told, what the store applied and
+//! what workers ran, and knows nothing of the core.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use evenhand_core::backlog::{Level, VTime};
+use evenhand_core::names::{Epoch, Fence, Key, LaneId, TaskId};
+use evenhand_core::{Change, Run};
+use evenhand_store::Tables;
+
+/// The onlooker's notes.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    /// Tasks that some commit made durable.
+    stored: BTreeSet<TaskId>,
+    /// Tasks whose end some commit made durable.
+    ended: BTreeSet<TaskId>,
+    /// Tasks that a caller was told are accepted.
+    accepted: BTreeSet<TaskId>,
+    /// Tasks that somebody was told have ended.
+    told_ended: BTreeSet<TaskId>,
+    /// What runs at this moment, really.
+    running: BTreeMap<TaskId, Fence>,
+    /// The highest F ever saved for a key, and A and V for a lane.
+    finishes: BTreeMap<(LaneId, Key), VTime>,
+    lanes: BTreeMap<LaneId, (Level, VTime)>,
+    epoch: Epoch,
+    /// Runs that started.
+    pub starts: u64,
+}
+
+impl Oracle {
+    /// A caller was told that these are accepted.
+    pub fn told_accepted(&mut self, tasks: &[TaskId]) -> Result<(), String> {
+        for &task in tasks {
+            if !self.stored.contains(&task) {
+                return Err(format!("task {task} was answered as accepted, but is not durable"));
+            }
+            self.accepted.insert(task);
+        }
+        Ok(())
+    }
+
+    /// Somebody was told that this task has ended.
+    pub fn told_ended(&mut self, task: TaskId) -> Result<(), String> {
+        self.told_ended.insert(task);
+        if self.ended.contains(&task) { Ok(()) } else { Err(format!("task {task} ended, but not durably")) }
+    }
+
+    /// An owner took the shard.
+    pub fn taken(&mut self, epoch: Epoch) -> Result<(), String> {
+        if epoch <= self.epoch {
+            return Err(format!("the shard was taken at epoch {epoch}, after epoch {}", self.epoch));
+        }
+        self.epoch = epoch;
+        Ok(())
+    }
+
+    /// A worker started a run.
+    pub fn started(&mut self, run: &Run) -> Result<(), String> {
+        self.starts += 1;
+        if let Some(other) = self.running.insert(run.task, run.fence) {
+            return Err(format!("task {} runs twice at once: {other:?} and {:?}", run.task, run.fence));
+        }
+        if self.told_ended.contains(&run.task) {
+            return Err(format!("task {} was started after it had ended", run.task));
+        }
+        Ok(())
+    }
+
+    /// A run is over, or its worker is dead.
+    pub fn stopped(&mut self, task: TaskId) {
+        self.running.remove(&task);
+    }
+
+    /// The store is about to apply these changes.
+    pub fn applies(&mut self, before: &Tables, changes: &[Change]) -> Result<(), String> {
+        let mut charged: BTreeMap<(LaneId, Key), VTime> = BTreeMap::new();
+        let mut charge = |lane: LaneId, key: &Key, span: VTime| {
+            *charged.entry((lane, key.clone())).or_default() += span;
+        };
+        for change in changes {
+            match change {
+                Change::Accepted(task) => {
+                    self.stored.insert(task.id);
+                    charge(task.lane, &task.key, task.charge.span());
+                }
+                Change::Requeued { lane, from: Some(_), row, .. } => {
+                    charge(*lane, &row.key, row.charge.span())
+                }
+                Change::Finished { task, .. } => {
+                    if !self.stored.contains(task) || !self.ended.insert(*task) {
+                        return Err(format!("task {task} ended twice, or never began"));
+                    }
+                }
+                Change::Requeued { from: None, .. }
+                | Change::SetAside { .. }
+                | Change::Key { .. }
+                | Change::Lane { .. }
+                | Change::Queue { .. }
+                | Change::Override { .. }
+                | Change::Seq { .. } => {}
+            }
+        }
+        for change in changes {
+            match change {
+                Change::Key { lane, key, record: Some(record) } => {
+                    let at = (*lane, key.clone());
+                    let owed = charged.remove(&at).unwrap_or_default();
+                    let saved = before.keys.get(&at).map_or(VTime::ZERO, |record| record.finish);
+                    if record.finish < saved + owed {
+                        return Err(format!(
+                            "key {key}: F is {}, but {saved} + {owed} is due",
+                            record.finish
+                        ));
+                    }
+                    let highest = self.finishes.entry(at).or_default();
+                    if record.finish < *highest {
+                        return Err(format!("key {key}: F moved back from {highest} to {}", record.finish));
+                    }
+                    *highest = record.finish;
+                }
+                Change::Lane { lane, record } => {
+                    let (ack, vtime) = self.lanes.entry(*lane).or_default();
+                    if record.ack < *ack || record.vtime < *vtime {
+                        return Err(format!("lane {lane}: A or V moved back: {ack} {vtime} to {record:?}"));
+                    }
+                    (*ack, *vtime) = (record.ack, record.vtime);
+                }
+                Change::Key { record: None, .. }
+                | Change::Accepted(_)
+                | Change::Requeued { .. }
+                | Change::Finished { .. }
+                | Change::SetAside { .. }
+                | Change::Queue { .. }
+                | Change::Override { .. }
+                | Change::Seq { .. } => {}
+            }
+        }
+        if let Some(((lane, key), owed)) = charged.into_iter().next() {
+            return Err(format!("key {key} in lane {lane} owes {owed}, and its record was not saved"));
+        }
+        Ok(())
+    }
+
+    /// The store has applied something: every task has exactly one place.
+    pub fn applied(&self, tables: &Tables) -> Result<(), String> {
+        let (tasks, rows, aside) = (tables.tasks.len(), tables.rows.len(), tables.aside.len());
+        if tasks == rows + aside {
+            return Ok(());
+        }
+        let lost = tables.tasks.values().find(|task| match task.level {
+            Some(level) => !tables.rows.contains_key(&(task.lane, level)),
+            None => !tables.aside.contains(&task.id),
+        });
+        match lost {
+            Some(task) => Err(format!("task {} has no row: it would wait for ever", task.id)),
+            None => Err(format!("{tasks} tasks, but {rows} rows and {aside} set aside")),
+        }
+    }
+
+    /// The saved counts are those of the tables.
+    pub fn counts(tables: &Tables) -> Result<(), String> {
+        for (queue, record) in &tables.queues {
+            let tasks = tables.tasks.values().filter(|task| task.lane.queue == *queue).count() as u64;
+            let kept = record.totals.unfinished();
+            if tasks != kept {
+                return Err(format!("queue {}: {tasks} tasks are stored, {kept} are counted", record.name));
+            }
+        }
+        for ((lane, key), record) in &tables.keys {
+            let rows = tables.rows.values().zip(tables.rows.keys());
+            let rows = rows.filter(|(row, (l, _))| l == lane && row.key == *key).count() as u32;
+            if rows != record.rows {
+                return Err(format!("key {key}: {rows} rows are stored, {} are counted", record.rows));
+            }
+        }
+        Ok(())
+    }
+
+    /// The world is over: nothing accepted was lost, nothing is left.
+    pub fn over(&self, tables: &Tables) -> Result<(), String> {
+        if let Some(task) = tables.tasks.keys().next() {
+            return Err(format!(
+                "not drained: task {task} and {} others wait for ever",
+                tables.tasks.len() - 1
+            ));
+        }
+        if let Some(task) = self.accepted.difference(&self.ended).next() {
+            return Err(format!("task {task} was accepted and is lost"));
+        }
+        if let Some((lane, key)) = tables.keys.keys().next() {
+            return Err(format!("key {key} of lane {lane} was not forgotten"));
+        }
+        if let Some(task) = self.running.keys().next() {
+            return Err(format!("task {task} still runs"));
+        }
+        Ok(())
+    }
+}

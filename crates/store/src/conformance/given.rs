@@ -1,0 +1,340 @@
+//! What the cases are made of: tasks that are told apart by one number, the changes an owner would write
+//! for them, the owner itself, and the whole contents of a shard for before-and-after comparisons.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::life::Outcome;
+use evenhand_core::names::{
+    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+};
+use evenhand_core::{Change, Metadata, Row, Task};
+
+use crate::{Listing, Page, Store, StoreError};
+
+/// The shard of cases that need only one.
+pub(super) const SHARD: ShardId = ShardId(1);
+/// The lane of cases that need only one.
+pub(super) const LANE: LaneId = lane(1, 5, 0);
+/// More than any case writes.
+pub(super) const ALL: usize = 1_000_000;
+
+/// A lane by its numbers.
+pub(super) const fn lane(queue: u32, priority: u8, class: u8) -> LaneId {
+    LaneId { queue: QueueId(queue), priority: Priority(priority), class: Class(class) }
+}
+
+pub(super) fn key(text: &str) -> Key {
+    Key::new(text).expect("a key that users may choose")
+}
+
+pub(super) fn queue_name(text: &str) -> QueueName {
+    QueueName::new(text).expect("a name that users may choose")
+}
+
+/// The level of a pass, counted in the smallest steps that a level shows.
+pub(super) fn level(pass: u128, seq: u64) -> Level {
+    Level::new(VTime::from_bits(pass * VTime::TICK.to_bits()).pass(), seq)
+}
+
+/// The highest level there can be.
+pub(super) fn highest() -> Level {
+    level((1 << 80) - 1, Level::LAST_SEQ)
+}
+
+/// Where [`task`] puts the task of this number.
+pub(super) fn at(n: u64) -> Level {
+    level(u128::from(n), n)
+}
+
+/// A task of [`LANE`] that waits for its first run.
+pub(super) fn task(n: u64) -> Task {
+    Task {
+        id: TaskId(n),
+        lane: LANE,
+        level: Some(at(n)),
+        key: key("acme"),
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+        attempt: 1,
+        max_attempts: 5,
+        accepted: Millis(1_000 + n),
+        payload: format!("payload {n}").into_bytes().into(),
+    }
+}
+
+/// The same task once its row is set aside.
+pub(super) fn aside(task: &Task) -> Task {
+    Task { level: None, ..task.clone() }
+}
+
+/// The same task as it waits for its next run, at another place and with another charge.
+pub(super) fn retried(task: &Task, to: Level) -> Task {
+    let charge = Charge { cost: Cost::MAX, weight: Weight::MAX };
+    Task { level: Some(to), attempt: task.attempt + 1, charge, ..task.clone() }
+}
+
+pub(super) fn accepted(task: &Task) -> Change {
+    Change::Accepted(task.clone())
+}
+
+pub(super) fn accept_all(tasks: &[Task]) -> Vec<Change> {
+    tasks.iter().map(accepted).collect()
+}
+
+pub(super) fn finished(task: &Task) -> Change {
+    Change::Finished { task: task.id, lane: task.lane, level: task.level, outcome: Outcome::Succeeded }
+}
+
+/// Turns a task into what [`retried`] makes of it.
+pub(super) fn requeued(task: &Task, to: Level) -> Change {
+    let row = row(&retried(task, to));
+    Change::Requeued { task: task.id, lane: task.lane, from: task.level, row }
+}
+
+/// Turns a waiting task into what [`aside`] makes of it.
+pub(super) fn set_aside(task: &Task) -> Change {
+    Change::SetAside { task: task.id, lane: task.lane, level: place(task) }
+}
+
+/// Saves a lane's ack level.
+pub(super) fn acked(lane: LaneId, ack: Level) -> Change {
+    let record = LaneRecord { ack, max: ack, ..LaneRecord::default() };
+    Change::Lane { lane, record }
+}
+
+pub(super) fn place(task: &Task) -> Level {
+    task.level.expect("a task in its lane")
+}
+
+pub(super) fn row(task: &Task) -> Row {
+    task.row().expect("a task in its lane")
+}
+
+pub(super) fn rows(tasks: &[Task]) -> Vec<Row> {
+    tasks.iter().map(row).collect()
+}
+
+/// A key's record that is told apart by one number.
+pub(super) fn key_record(n: u32) -> KeyRecord {
+    let weight = Weight::from_thousandths(n).expect("a number that can be a weight");
+    let time = |bits: u32| VTime::from_bits(u128::from(n) << bits | 1);
+    KeyRecord { finish: time(70), due: time(60), rows: n, weight }
+}
+
+pub(super) fn put_key(lane: LaneId, text: &str, n: u32) -> Change {
+    Change::Key { lane, key: key(text), record: Some(key_record(n)) }
+}
+
+pub(super) fn forget_key(lane: LaneId, text: &str) -> Change {
+    Change::Key { lane, key: key(text), record: None }
+}
+
+pub(super) fn put_override(queue: QueueId, text: &str, thousandths: u32) -> Change {
+    Change::Override { queue, key: key(text), weight: Weight::from_thousandths(thousandths) }
+}
+
+pub(super) fn drop_override(queue: QueueId, text: &str) -> Change {
+    Change::Override { queue, key: key(text), weight: None }
+}
+
+pub(super) fn put_queue(queue: QueueId, name: &str, accepted: u64) -> Change {
+    let totals = Totals { accepted, ..Totals::default() };
+    Change::Queue { queue, record: QueueRecord { name: queue_name(name), totals } }
+}
+
+/// One of everything in [`SHARD`], for cases that ask what is left of it: tasks 1, 2 and 3 wait in
+/// [`LANE`], task 4 is set aside, and there is a record of each kind.
+pub(super) fn furniture() -> Vec<Change> {
+    let mut changes = accept_all(&[task(1), task(2), task(3), task(4)]);
+    changes.extend([
+        set_aside(&task(4)),
+        put_key(LANE, "acme", 4),
+        put_override(LANE.queue, "acme", 2_500),
+        acked(LANE, Level::ZERO),
+        put_queue(LANE.queue, "render", 4),
+        Change::Seq { next: 5 },
+    ]);
+    changes
+}
+
+/// The same items in another order, always the same one.
+pub(super) fn shuffled<T: Clone>(items: &[T]) -> Vec<T> {
+    const STRIDE: usize = 7_919; // a prime, so that it meets each item once
+    assert!(!items.len().is_multiple_of(STRIDE));
+    (0..items.len()).map(|n| items[n * STRIDE % items.len()].clone()).collect()
+}
+
+/// An owner of a shard, and whoever still believes to be one. What it does must succeed, unless the
+/// method says otherwise.
+pub(super) struct Owner<'s, S> {
+    pub(super) store: &'s S,
+    pub(super) shard: ShardId,
+    pub(super) epoch: Epoch,
+    /// What it was given, in order.
+    pub(super) metadata: Metadata,
+}
+
+impl<'s, S: Store> Owner<'s, S> {
+    /// Takes [`SHARD`].
+    pub(super) async fn new(store: &'s S) -> Owner<'s, S> {
+        Owner::of(store, SHARD).await
+    }
+
+    pub(super) async fn of(store: &'s S, shard: ShardId) -> Owner<'s, S> {
+        let taken = answer(store.take(shard).await);
+        Owner { store, shard, epoch: taken.epoch, metadata: sorted(taken.metadata) }
+    }
+
+    pub(super) async fn commit(&self, changes: Vec<Change>) {
+        answer(self.store.commit(self.shard, self.epoch, changes).await);
+    }
+
+    /// Commits, and must learn that another owner is at `current`.
+    pub(super) async fn commit_fenced(&self, changes: Vec<Change>, current: Epoch) {
+        let answer = self.store.commit(self.shard, self.epoch, changes).await;
+        assert_eq!(answer, Err(StoreError::Fenced { epoch: self.epoch, current }));
+    }
+
+    pub(super) async fn page(&self, lane: LaneId, above: Level, limit: usize) -> Page {
+        answer(self.store.read_lane(self.shard, lane, above, limit).await)
+    }
+
+    /// All rows of a lane.
+    pub(super) async fn rows(&self, lane: LaneId) -> Vec<Row> {
+        self.rows_by(lane, 1_000).await
+    }
+
+    /// All rows of a lane, by pages of this size, each from where the last one ended. Pages before the
+    /// end are full: an owner asks for what it has room for.
+    pub(super) async fn rows_by(&self, lane: LaneId, limit: usize) -> Vec<Row> {
+        let (mut rows, mut above): (Vec<Row>, Level) = (Vec::new(), Level::ZERO);
+        loop {
+            let page = self.page(lane, above, limit).await;
+            let (count, end) = (page.rows.len(), page.end);
+            assert!(count == limit || count < limit && end, "{count} rows of {limit}, and end = {end}");
+            if let Some(last) = page.rows.last() {
+                assert!(last.level > above, "a read above {above} came to {}", last.level);
+                above = last.level;
+            }
+            rows.extend(page.rows);
+            if end {
+                return rows;
+            }
+        }
+    }
+
+    pub(super) async fn task(&self, id: u64) -> Option<Task> {
+        answer(self.store.read_task(self.shard, TaskId(id)).await)
+    }
+
+    pub(super) async fn list(&self, queue: Option<QueueId>, after: u64, limit: usize) -> Listing {
+        answer(self.store.list_tasks(self.shard, queue, TaskId(after), limit).await)
+    }
+
+    /// All tasks of the shard.
+    pub(super) async fn tasks(&self) -> Vec<Task> {
+        self.tasks_by(None, 1_000).await
+    }
+
+    /// All tasks, of one queue if one is named, by pages of this size. Pages are full while more follow.
+    pub(super) async fn tasks_by(&self, queue: Option<QueueId>, limit: usize) -> Vec<Task> {
+        let mut tasks: Vec<Task> = Vec::new();
+        loop {
+            let after = tasks.last().map_or(0, |task| task.id.0);
+            let listing = self.list(queue, after, limit).await;
+            let (count, more) = (listing.tasks.len(), listing.more);
+            assert!(count == limit || count < limit && !more, "{count} tasks of {limit}, and more = {more}");
+            let rises = listing.tasks.first().is_none_or(|first| first.id.0 > after);
+            assert!(rises, "a listing after {after} begins with {:?}", listing.tasks.first());
+            tasks.extend(listing.tasks);
+            if !more {
+                return tasks;
+            }
+        }
+    }
+}
+
+/// All that a shard holds.
+#[derive(Debug, PartialEq)]
+pub(super) struct Contents {
+    pub(super) metadata: Metadata,
+    pub(super) rows: Vec<(LaneId, Row)>,
+    pub(super) tasks: Vec<Task>,
+}
+
+/// Takes the shard and reads all of it, rows in the given lanes. Whatever it holds, each task must be in
+/// exactly one place: waiting in its lane as its record says, or set aside.
+pub(super) async fn contents_of<S: Store>(store: &S, shard: ShardId, lanes: &[LaneId]) -> Contents {
+    let owner = Owner::of(store, shard).await;
+    let mut rows = Vec::new();
+    for &lane in lanes {
+        rows.extend(owner.rows(lane).await.into_iter().map(|row| (lane, row)));
+    }
+    rows.sort_by_key(|(lane, row)| (*lane, row.level));
+    let tasks = owner.tasks().await;
+
+    let mut waiting: Vec<_> = tasks.iter().filter_map(|task| Some((task.lane, task.row()?))).collect();
+    waiting.sort_by_key(|(lane, row)| (*lane, row.level));
+    assert_eq!(rows, waiting, "the rows of the lanes, and what the tasks' records say of them");
+    let apart: Vec<_> = tasks.iter().filter(|task| task.level.is_none()).cloned().collect();
+    assert_eq!(owner.metadata.aside, apart, "the table of long runners, and what the tasks' records say");
+    Contents { metadata: owner.metadata, rows, tasks }
+}
+
+/// All that [`SHARD`] holds, of a case that uses one lane.
+pub(super) async fn contents<S: Store>(store: &S) -> Contents {
+    contents_of(store, SHARD, &[LANE]).await
+}
+
+/// Stores return metadata in whatever order they find it.
+fn sorted(mut metadata: Metadata) -> Metadata {
+    metadata.queues.sort_by_key(|(queue, _)| *queue);
+    metadata.overrides.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    metadata.lanes.sort_by_key(|(lane, _)| *lane);
+    metadata.keys.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    metadata.aside.sort_by_key(|task| task.id);
+    metadata
+}
+
+fn answer<T>(answer: Result<T, StoreError>) -> T {
+    answer.unwrap_or_else(|error| panic!("a store in good health and not fenced answered: {error}"))
+}
+
+/// Does two things at the same time, as far as the store lets them.
+pub(super) async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let (mut of_a, mut of_b) = (None, None);
+    poll_fn(move |context| {
+        if of_a.is_none()
+            && let Poll::Ready(value) = a.as_mut().poll(context)
+        {
+            of_a = Some(value);
+        }
+        if of_b.is_none()
+            && let Poll::Ready(value) = b.as_mut().poll(context)
+        {
+            of_b = Some(value);
+        }
+        match (of_a.take(), of_b.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (of_a, of_b) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+/// Begins something and gives it up: what a caller does whose request was dropped.
+pub(super) async fn begin_and_drop<F: Future>(future: F) {
+    let mut future = Box::pin(future);
+    poll_fn(|context| {
+        let _ = future.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
+}

@@ -1,0 +1,191 @@
+//! Taking a shard: the epoch always rises, and the metadata is what was committed last. The rest of an
+//! owner's safety stands on these two.
+
+use evenhand_core::backlog::{Level, VTime, Weight};
+use evenhand_core::change::{LaneRecord, QueueRecord, Totals};
+use evenhand_core::names::{Epoch, LaneId, QueueId};
+use evenhand_core::{Change, Metadata};
+
+use super::Harness;
+use super::given::*;
+use crate::{Store, StoreError};
+
+/// A shard nobody has heard of can be taken, and 0 stays free to mean "no epoch".
+pub async fn a_new_shard_is_empty_at_an_epoch_above_zero<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    assert!(owner.epoch > Epoch(0));
+    assert_eq!(owner.metadata, Metadata::default());
+    let page = owner.page(LANE, Level::ZERO, 10).await;
+    assert!(page.rows.is_empty() && page.end, "{page:?}");
+    let listing = owner.list(None, 0, 10).await;
+    assert!(listing.tasks.is_empty() && !listing.more, "{listing:?}");
+}
+
+/// An epoch that was forgotten (0) or guessed (the first one) does not pass for an owner's.
+pub async fn a_shard_that_nobody_took_takes_no_commit<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    for epoch in [Epoch(0), Epoch(1)] {
+        let answer = store.commit(SHARD, epoch, furniture()).await;
+        assert!(matches!(answer, Err(StoreError::Fenced { .. })), "{answer:?} under epoch {epoch}");
+    }
+    let contents = contents(&store).await;
+    assert_eq!(contents.metadata, Metadata::default());
+    assert!(contents.tasks.is_empty(), "{:?}", contents.tasks);
+}
+
+/// Whatever an owner did or did not do, the next one's epoch is higher.
+pub async fn taking_raises_the_epoch_every_time<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let mut last = Epoch(0);
+    for round in 1..=20 {
+        let owner = Owner::new(&store).await;
+        assert!(owner.epoch > last, "{} after {last}", owner.epoch);
+        last = owner.epoch;
+        if round % 3 == 0 {
+            owner.commit(vec![accepted(&task(round))]).await;
+        }
+    }
+}
+
+/// Two servers that take a shard in the same moment cannot both be its owner.
+pub async fn two_takes_at_once_get_two_epochs<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    for round in 1..=20 {
+        let (one, other) = both(Owner::new(&store), Owner::new(&store)).await;
+        assert_ne!(one.epoch, other.epoch);
+        let (loser, winner) = if one.epoch < other.epoch { (one, other) } else { (other, one) };
+        loser.commit_fenced(vec![Change::Seq { next: 999 }], winner.epoch).await;
+        winner.commit(vec![Change::Seq { next: round }]).await;
+        assert_eq!(Owner::new(&store).await.metadata.next_seq, round);
+    }
+}
+
+/// Each kind of record comes back as it was saved last: new, changed, and gone.
+pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let (mail, render) = (QueueId(0), QueueId(1));
+    let levels = |n: u64| LaneRecord {
+        ack: at(n),
+        max: at(n + 50),
+        vtime: VTime::from_bits(u128::from(n) << 64 | 3),
+        turn: VTime::from_bits(u128::from(n) << 80 | 5),
+    };
+    let queue = |name: &str, accepted| QueueRecord {
+        name: queue_name(name),
+        totals: Totals { accepted, succeeded: 3, failed: 2, canceled: 1 },
+    };
+    let other = LaneId { queue: mail, ..LANE };
+    // The rows of the two long runners, above any ack of this case.
+    let (seven, eight) = (task(207), task(208));
+
+    let owner = Owner::new(&store).await;
+    owner
+        .commit(vec![
+            accepted(&seven),
+            accepted(&eight),
+            set_aside(&seven),
+            put_key(LANE, "acme", 1),
+            put_key(LANE, "zeta", 2),
+            put_key(other, "acme", 3),
+            put_override(render, "acme", 1),
+            put_override(render, "zeta", 1_000_000),
+            Change::Lane { lane: LANE, record: levels(1) },
+            Change::Lane { lane: other, record: levels(2) },
+            Change::Queue { queue: mail, record: queue("mail", 10) },
+            Change::Queue { queue: render, record: queue("render", 20) },
+            Change::Seq { next: 209 },
+        ])
+        .await;
+    let first = Metadata {
+        next_seq: 209,
+        queues: vec![(mail, queue("mail", 10)), (render, queue("render", 20))],
+        overrides: vec![(render, key("acme"), Weight::MIN), (render, key("zeta"), Weight::MAX)],
+        lanes: vec![(other, levels(2)), (LANE, levels(1))],
+        keys: vec![
+            (other, key("acme"), key_record(3)),
+            (LANE, key("acme"), key_record(1)),
+            (LANE, key("zeta"), key_record(2)),
+        ],
+        aside: vec![aside(&seven)],
+    };
+    let owner = Owner::new(&store).await;
+    assert_eq!(owner.metadata, first);
+
+    owner
+        .commit(vec![
+            set_aside(&eight),
+            finished(&aside(&seven)),
+            put_key(LANE, "acme", 11),
+            forget_key(LANE, "zeta"),
+            drop_override(render, "acme"),
+            put_override(mail, "acme", 1_500),
+            Change::Lane { lane: LANE, record: levels(9) },
+            Change::Queue { queue: render, record: queue("render", 21) },
+            Change::Seq { next: 300 },
+        ])
+        .await;
+    let second = Metadata {
+        next_seq: 300,
+        queues: vec![(mail, queue("mail", 10)), (render, queue("render", 21))],
+        overrides: vec![
+            (mail, key("acme"), Weight::from_thousandths(1_500).unwrap_or(Weight::ONE)),
+            (render, key("zeta"), Weight::MAX),
+        ],
+        lanes: vec![(other, levels(2)), (LANE, levels(9))],
+        keys: vec![(other, key("acme"), key_record(3)), (LANE, key("acme"), key_record(11))],
+        aside: vec![aside(&eight)],
+    };
+    assert_eq!(Owner::new(&store).await.metadata, second);
+}
+
+/// A shard that changes hands and is not worked on stays as it is.
+pub async fn taking_changes_nothing_but_the_epoch<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    Owner::new(&store).await.commit(furniture()).await;
+    let before = contents(&store).await;
+    for _ in 0..5 {
+        assert_eq!(contents(&store).await, before);
+    }
+}
+
+/// A restart with many keys in the backlog changes nobody's place: none is left out of a long answer.
+pub async fn taking_returns_every_one_of_100_000_keys<H: Harness>(h: &H) {
+    const KEYS: u32 = 100_000;
+    let name = |n: u32| format!("tenant-{n:06}");
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    let numbers: Vec<u32> = (1..=KEYS).collect();
+    for some in shuffled(&numbers).chunks(10_000) {
+        owner.commit(some.iter().map(|&n| put_key(LANE, &name(n), n)).collect()).await;
+    }
+    let expected: Vec<_> = numbers.iter().map(|&n| (LANE, key(&name(n)), key_record(n))).collect();
+    let keys = Owner::new(&store).await.metadata.keys;
+    assert!(keys == expected, "{} keys of {KEYS}, or not what was saved", keys.len());
+}
+
+/// What was acknowledged outlives the process, and so does the epoch: an owner from before a crash is
+/// fenced after it.
+pub async fn reopening_keeps_everything_and_the_epoch_goes_on_rising<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    Owner::new(&store).await.commit(furniture()).await;
+    let before = contents(&store).await;
+    let mut store = store;
+    let mut last = Owner::new(&store).await.epoch;
+    for _ in 0..3 {
+        store = h.reopen(store).await;
+        let stale = store.commit(SHARD, Epoch(last.0 - 1), vec![Change::Seq { next: 999 }]).await;
+        assert_eq!(stale, Err(StoreError::Fenced { epoch: Epoch(last.0 - 1), current: last }));
+        assert_eq!(contents(&store).await, before);
+        let epoch = Owner::new(&store).await.epoch;
+        assert!(epoch > last, "{epoch} after {last}");
+        last = epoch;
+    }
+    // An owner whose server lives on may go on after the store's restart: its epoch is still the shard's.
+    let epoch = last;
+    store = h.reopen(store).await;
+    let answer = store.commit(SHARD, epoch, vec![Change::Seq { next: 77 }]).await;
+    assert_eq!(answer, Ok(()));
+    store = h.reopen(store).await;
+    assert_eq!(contents(&store).await.metadata.next_seq, 77);
+}

@@ -1,0 +1,134 @@
+//! Where Evenhand remembers. One trait with few coarse methods, one suite that every backend passes
+//! unchanged ([`conformance`]), one module per backend.
+//!
+//! What a store promises, and nothing more is needed:
+//! - a commit is atomic and, once acknowledged, durable;
+//! - a commit under an epoch that is no longer the shard's changes nothing, deletes included;
+//! - [`Store::take`] raises the epoch and reads the metadata in one atomic step, so that a delayed write of
+//!   an earlier owner either happened before and is seen, or fails;
+//! - reads see every commit acknowledged before they began.
+
+pub mod conformance;
+mod memory;
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use evenhand_core::backlog::Level;
+use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::{Change, Metadata, Row, Task};
+
+pub use memory::{Fault, Flaw, Memory, Tables};
+
+/// A place that remembers shards. Cheap to share between owners.
+pub trait Store: Send + Sync {
+    /// Makes the caller the owner: raises the shard's epoch and returns what an owner must know. A shard
+    /// that does not exist begins empty.
+    fn take(&self, shard: ShardId) -> impl Future<Output = Result<Taken, StoreError>> + Send;
+
+    /// Makes the changes durable, all or none, if the epoch is still the shard's.
+    fn commit(
+        &self,
+        shard: ShardId,
+        epoch: Epoch,
+        changes: Vec<Change>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Reads rows of a lane above a level, in order, at most `limit`. Starts at that level: what was
+    /// deleted below it must cost nothing.
+    fn read_lane(
+        &self,
+        shard: ShardId,
+        lane: LaneId,
+        above: Level,
+        limit: usize,
+    ) -> impl Future<Output = Result<Page, StoreError>> + Send;
+
+    /// Reads one task.
+    fn read_task(
+        &self,
+        shard: ShardId,
+        task: TaskId,
+    ) -> impl Future<Output = Result<Option<Task>, StoreError>> + Send;
+
+    /// Lists tasks by id, those after `after`, at most `limit`, of one queue if one is named.
+    fn list_tasks(
+        &self,
+        shard: ShardId,
+        queue: Option<QueueId>,
+        after: TaskId,
+        limit: usize,
+    ) -> impl Future<Output = Result<Listing, StoreError>> + Send;
+}
+
+/// What a new owner gets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// What it must know before it starts anything.
+    pub metadata: Metadata,
+}
+
+/// Rows of a lane.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// In order of their levels.
+    pub rows: Vec<Row>,
+    /// No row is above them.
+    pub end: bool,
+    /// Deleted rows that had to be passed over to find these, where the store can tell.
+    pub deleted: u64,
+}
+
+/// Some tasks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listing {
+    /// In order of their ids.
+    pub tasks: Vec<Task>,
+    /// There are more after them.
+    pub more: bool,
+}
+
+/// What can go wrong, by what the owner has to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Another owner has taken the shard. Nothing was changed. Stop.
+    #[error("the shard is at epoch {current}, this owner's is {epoch}: another owner has taken it")]
+    Fenced {
+        /// The caller's epoch.
+        epoch: Epoch,
+        /// The shard's.
+        current: Epoch,
+    },
+    /// The store did not answer. A commit may or may not have happened: drop the shard, take it again.
+    #[error("the store did not answer ({what}); whether the last commit happened is unknown")]
+    Unavailable {
+        /// What was tried.
+        what: String,
+    },
+    /// What is stored cannot be what was written. Stop and tell the operator.
+    #[error("the store is damaged: {what}")]
+    Corrupt {
+        /// Where, and what is wrong.
+        what: String,
+    },
+    /// There is no room. Nothing was changed. Take the shard again when there is.
+    #[error("the store is full: {what}")]
+    Full {
+        /// Which limit.
+        what: String,
+    },
+}
+
+/// The value of a future that is ready at once, as those of the memory store are.
+///
+/// # Panics
+/// If it is not ready: then it needs a real runtime.
+pub fn ready<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("this store's futures need a runtime"),
+    }
+}

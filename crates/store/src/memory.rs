@@ -1,0 +1,470 @@
+//! The store in memory: ordered maps behind a lock, for tests and simulation. Several owners may share
+//! one, to fight over a shard. Faults can be ordered in advance, and flaws (deliberate bugs of a store)
+//! switched on.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use evenhand_core::backlog::{Level, Weight};
+use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::{Change, Metadata, Row, Task};
+
+use crate::{Listing, Page, Store, StoreError, Taken};
+
+/// What shall go wrong with the next commit or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It does not happen, and the caller learns only that there was no answer.
+    Lost,
+    /// It happens, and the caller learns only that there was no answer.
+    AnswerLost,
+    /// It does not happen for want of room.
+    Full,
+}
+
+/// A deliberate bug of a store, for the simulator to catch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// Deletes are done whatever the epoch.
+    UnfencedDelete,
+    /// Taking a shard returns its metadata but does not raise the epoch.
+    EpochNotRaised,
+}
+
+/// The store. Clones share what is in it.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    shards: BTreeMap<ShardId, Tables>,
+    commit_faults: VecDeque<Fault>,
+    read_faults: VecDeque<Fault>,
+    flaw: Option<Flaw>,
+}
+
+/// One shard's tables, open to checkers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tables {
+    /// The epoch of the owner.
+    pub epoch: Epoch,
+    /// The next seq.
+    pub next_seq: u64,
+    /// Queues by id.
+    pub queues: BTreeMap<QueueId, QueueRecord>,
+    /// Weights by override.
+    pub overrides: BTreeMap<(QueueId, Key), Weight>,
+    /// Lanes by id.
+    pub lanes: BTreeMap<LaneId, LaneRecord>,
+    /// Keys by lane.
+    pub keys: BTreeMap<(LaneId, Key), KeyRecord>,
+    /// Rows by lane and level.
+    pub rows: BTreeMap<(LaneId, Level), Row>,
+    /// Rows deleted one by one and not yet covered by a range: what a read would have to pass over.
+    pub deleted: BTreeSet<(LaneId, Level)>,
+    /// Tasks by id.
+    pub tasks: BTreeMap<TaskId, Task>,
+    /// Tasks whose rows are set aside.
+    pub aside: BTreeSet<TaskId>,
+}
+
+impl Memory {
+    /// Orders a fault for a coming commit; each is used once, in order.
+    pub fn fail_commit(&self, fault: Fault) {
+        self.lock().commit_faults.push_back(fault);
+    }
+
+    /// Orders a fault for a coming read.
+    pub fn fail_read(&self, fault: Fault) {
+        self.lock().read_faults.push_back(fault);
+    }
+
+    /// Switches a deliberate bug on.
+    pub fn with_flaw(flaw: Flaw) -> Memory {
+        let memory = Memory::default();
+        memory.lock().flaw = Some(flaw);
+        memory
+    }
+
+    /// Lets a checker look at a shard's tables.
+    pub fn look<T>(&self, shard: ShardId, look: impl FnOnce(&Tables) -> T) -> T {
+        look(self.lock().shards.entry(shard).or_default())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read<T>(&self, shard: ShardId, read: impl FnOnce(&Tables) -> T) -> Result<T, StoreError> {
+        let mut inner = self.lock();
+        if inner.read_faults.pop_front().is_some() {
+            return Err(unavailable("read"));
+        }
+        Ok(read(inner.shards.entry(shard).or_default()))
+    }
+}
+
+impl Store for Memory {
+    async fn take(&self, shard: ShardId) -> Result<Taken, StoreError> {
+        let mut inner = self.lock();
+        let raise = inner.flaw != Some(Flaw::EpochNotRaised);
+        let tables = inner.shards.entry(shard).or_default();
+        if raise || tables.epoch == Epoch(0) {
+            tables.epoch.0 += 1;
+        }
+        Ok(Taken { epoch: tables.epoch, metadata: tables.metadata() })
+    }
+
+    async fn commit(&self, shard: ShardId, epoch: Epoch, changes: Vec<Change>) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        let fault = inner.commit_faults.pop_front();
+        let flaw = inner.flaw;
+        let tables = inner.shards.entry(shard).or_default();
+        if fault == Some(Fault::Lost) {
+            return Err(unavailable("commit"));
+        }
+        if fault == Some(Fault::Full) {
+            return Err(StoreError::Full { what: "a fault was ordered".into() });
+        }
+        // 0 is the epoch of a shard that nobody has taken, so it is no owner's.
+        if tables.epoch != epoch || epoch == Epoch(0) {
+            if flaw == Some(Flaw::UnfencedDelete) {
+                changes.iter().for_each(|change| tables.delete_rows(change));
+            }
+            return Err(StoreError::Fenced { epoch, current: tables.epoch });
+        }
+        for change in changes {
+            tables.apply(change);
+        }
+        if fault == Some(Fault::AnswerLost) { Err(unavailable("commit")) } else { Ok(()) }
+    }
+
+    async fn read_lane(
+        &self,
+        shard: ShardId,
+        lane: LaneId,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
+        self.read(shard, |tables| tables.page(lane, above, limit))
+    }
+
+    async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
+        self.read(shard, |tables| tables.tasks.get(&task).cloned())
+    }
+
+    async fn list_tasks(
+        &self,
+        shard: ShardId,
+        queue: Option<QueueId>,
+        after: TaskId,
+        limit: usize,
+    ) -> Result<Listing, StoreError> {
+        self.read(shard, |tables| {
+            let all = tables.tasks.range(TaskId(after.0.saturating_add(1))..).map(|(_, task)| task);
+            let mut wanted = all.filter(|task| queue.is_none_or(|queue| task.lane.queue == queue));
+            let tasks: Vec<Task> = wanted.by_ref().take(limit).cloned().collect();
+            Listing { tasks, more: wanted.next().is_some() }
+        })
+    }
+}
+
+impl Tables {
+    fn metadata(&self) -> Metadata {
+        let aside = self.aside.iter().filter_map(|id| self.tasks.get(id)).cloned().collect();
+        Metadata {
+            next_seq: self.next_seq,
+            queues: self.queues.iter().map(|(id, record)| (*id, record.clone())).collect(),
+            overrides: self.overrides.iter().map(|((queue, key), w)| (*queue, key.clone(), *w)).collect(),
+            lanes: self.lanes.iter().map(|(id, record)| (*id, *record)).collect(),
+            keys: self.keys.iter().map(|((lane, key), record)| (*lane, key.clone(), *record)).collect(),
+            aside,
+        }
+    }
+
+    fn page(&self, lane: LaneId, above: Level, limit: usize) -> Page {
+        let from = std::ops::Bound::Excluded((lane, above));
+        let mut found =
+            self.rows.range((from, std::ops::Bound::Unbounded)).take_while(|((id, _), _)| *id == lane);
+        let rows: Vec<Row> = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
+        let end = found.next().is_none();
+        let last = match (end, rows.last()) {
+            (false, Some(row)) => row.level,
+            (true, _) | (false, None) => Level::from_bytes([0xff; 16]),
+        };
+        let passed = self.deleted.range((from, std::ops::Bound::Included((lane, last))));
+        Page { rows, end, deleted: passed.count() as u64 }
+    }
+
+    fn delete_rows(&mut self, change: &Change) {
+        match change {
+            Change::Finished { lane, level: Some(level), .. }
+            | Change::SetAside { lane, level, .. }
+            | Change::Requeued { lane, from: Some(level), .. } => self.delete_row(*lane, *level),
+            Change::Lane { lane, record } => self.delete_up_to(*lane, record.ack),
+            Change::Finished { level: None, .. }
+            | Change::Requeued { from: None, .. }
+            | Change::Accepted(_)
+            | Change::Key { .. }
+            | Change::Queue { .. }
+            | Change::Override { .. }
+            | Change::Seq { .. } => {}
+        }
+    }
+
+    fn delete_row(&mut self, lane: LaneId, level: Level) {
+        if self.rows.remove(&(lane, level)).is_some() {
+            self.deleted.insert((lane, level));
+        }
+    }
+
+    /// Deletes the settled range of a lane, and with it the traces of single deletes.
+    fn delete_up_to(&mut self, lane: LaneId, ack: Level) {
+        let range = (lane, Level::ZERO)..=(lane, ack);
+        while let Some((&at, _)) = self.rows.range(range.clone()).next() {
+            self.rows.remove(&at);
+        }
+        while let Some(&at) = self.deleted.range(range.clone()).next() {
+            self.deleted.remove(&at);
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.delete_rows(&change);
+        match change {
+            Change::Accepted(task) => {
+                if let Some(row) = task.row() {
+                    self.rows.insert((task.lane, row.level), row);
+                }
+                self.tasks.insert(task.id, task);
+            }
+            Change::Requeued { task, lane, row, .. } => {
+                self.aside.remove(&task);
+                if let Some(record) = self.tasks.get_mut(&task) {
+                    record.level = Some(row.level);
+                    record.attempt = row.attempt;
+                    record.charge = row.charge;
+                }
+                self.rows.insert((lane, row.level), row);
+            }
+            Change::SetAside { task, .. } => {
+                self.aside.insert(task);
+                if let Some(record) = self.tasks.get_mut(&task) {
+                    record.level = None;
+                }
+            }
+            Change::Finished { task, .. } => {
+                self.aside.remove(&task);
+                self.tasks.remove(&task);
+            }
+            Change::Key { lane, key, record: Some(record) } => {
+                self.keys.insert((lane, key), record);
+            }
+            Change::Key { lane, key, record: None } => {
+                self.keys.remove(&(lane, key));
+            }
+            Change::Lane { lane, record } => {
+                self.lanes.insert(lane, record);
+            }
+            Change::Queue { queue, record } => {
+                self.queues.insert(queue, record);
+            }
+            Change::Override { queue, key, weight: Some(weight) } => {
+                self.overrides.insert((queue, key), weight);
+            }
+            Change::Override { queue, key, weight: None } => {
+                self.overrides.remove(&(queue, key));
+            }
+            Change::Seq { next } => self.next_seq = next,
+        }
+    }
+}
+
+fn unavailable(what: &str) -> StoreError {
+    StoreError::Unavailable { what: what.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use evenhand_core::backlog::{Charge, Cost};
+    use evenhand_core::names::{Class, Millis, Priority};
+
+    use super::*;
+    use crate::conformance::{self, Harness};
+    use crate::ready;
+
+    struct InMemory(Option<Flaw>);
+
+    impl Harness for InMemory {
+        type Store = Memory;
+
+        async fn fresh(&self) -> Memory {
+            self.0.map_or_else(Memory::default, Memory::with_flaw)
+        }
+
+        /// Nothing is lost when a handle goes: clones share what is in the store.
+        async fn reopen(&self, store: Memory) -> Memory {
+            store.clone()
+        }
+    }
+
+    mod conforms {
+        use super::*;
+
+        conformance::suite!(InMemory(None), ready);
+    }
+
+    const SHARD: ShardId = ShardId(1);
+    const LANE: LaneId = LaneId { queue: QueueId(1), priority: Priority(5), class: Class(0) };
+
+    fn accepted(seq: u64) -> Change {
+        Change::Accepted(Task {
+            id: TaskId(seq),
+            lane: LANE,
+            level: Some(Level::new(Default::default(), seq)),
+            key: Key::shared(),
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+            attempt: 1,
+            max_attempts: 1,
+            accepted: Millis(0),
+            payload: [].into(),
+        })
+    }
+
+    fn taken() -> (Memory, Epoch) {
+        let memory = Memory::default();
+        let epoch = ready(memory.take(SHARD)).unwrap().epoch;
+        (memory, epoch)
+    }
+
+    fn commit(memory: &Memory, epoch: Epoch, seq: u64) -> Result<(), StoreError> {
+        ready(memory.commit(SHARD, epoch, vec![accepted(seq), Change::Seq { next: seq + 1 }]))
+    }
+
+    /// Tasks, rows and the next seq, which must tell the same story.
+    fn counts(memory: &Memory) -> (usize, usize, u64) {
+        memory.look(SHARD, |tables| (tables.tasks.len(), tables.rows.len(), tables.next_seq))
+    }
+
+    #[test]
+    fn a_lost_commit_has_not_happened() {
+        let (memory, epoch) = taken();
+        memory.fail_commit(Fault::Lost);
+        assert!(matches!(commit(&memory, epoch, 1), Err(StoreError::Unavailable { .. })));
+        assert_eq!(counts(&memory), (0, 0, 0));
+        assert_eq!(commit(&memory, epoch, 1), Ok(()));
+        assert_eq!(counts(&memory), (1, 1, 2));
+    }
+
+    #[test]
+    fn a_commit_whose_answer_is_lost_has_happened() {
+        let (memory, epoch) = taken();
+        memory.fail_commit(Fault::AnswerLost);
+        assert!(matches!(commit(&memory, epoch, 1), Err(StoreError::Unavailable { .. })));
+        assert_eq!(counts(&memory), (1, 1, 2));
+        let next = ready(memory.take(SHARD)).unwrap();
+        assert_eq!(next.metadata.next_seq, 2);
+        assert_eq!(ready(memory.read_lane(SHARD, LANE, Level::ZERO, 10)).unwrap().rows.len(), 1);
+    }
+
+    #[test]
+    fn a_commit_without_room_has_not_happened() {
+        let (memory, epoch) = taken();
+        memory.fail_commit(Fault::Full);
+        assert!(matches!(commit(&memory, epoch, 1), Err(StoreError::Full { .. })));
+        assert_eq!(counts(&memory), (0, 0, 0));
+        assert_eq!(commit(&memory, epoch, 1), Ok(()));
+    }
+
+    #[test]
+    fn faults_are_used_once_and_in_order() {
+        let (memory, epoch) = taken();
+        for fault in [Fault::AnswerLost, Fault::Lost, Fault::Full] {
+            memory.fail_commit(fault);
+        }
+        let answers: Vec<_> = (1..=4).map(|seq| commit(&memory, epoch, seq)).collect();
+        assert!(matches!(answers[0], Err(StoreError::Unavailable { .. })));
+        assert!(matches!(answers[1], Err(StoreError::Unavailable { .. })));
+        assert!(matches!(answers[2], Err(StoreError::Full { .. })));
+        assert_eq!(answers[3], Ok(()));
+        let ids = memory.look(SHARD, |tables| tables.tasks.keys().map(|id| id.0).collect::<Vec<_>>());
+        assert_eq!(ids, [1, 4]);
+    }
+
+    #[test]
+    fn no_fault_lets_a_zombie_write() {
+        let (memory, zombie) = taken();
+        ready(memory.take(SHARD)).unwrap();
+        for fault in [Fault::AnswerLost, Fault::Lost, Fault::Full] {
+            memory.fail_commit(fault);
+            assert!(commit(&memory, zombie, 1).is_err());
+            assert_eq!(counts(&memory), (0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn a_read_fault_fails_one_read_of_any_kind_and_no_commit() {
+        let (memory, epoch) = taken();
+        assert_eq!(commit(&memory, epoch, 1), Ok(()));
+        for fault in [Fault::Lost, Fault::AnswerLost, Fault::Full] {
+            let fail = || memory.fail_read(fault);
+            fail();
+            assert_eq!(commit(&memory, epoch, 1), Ok(()));
+            assert!(ready(memory.read_lane(SHARD, LANE, Level::ZERO, 10)).is_err());
+            assert!(ready(memory.read_lane(SHARD, LANE, Level::ZERO, 10)).is_ok());
+            fail();
+            assert!(ready(memory.read_task(SHARD, TaskId(1))).is_err());
+            assert!(ready(memory.read_task(SHARD, TaskId(1))).is_ok());
+            fail();
+            assert!(ready(memory.list_tasks(SHARD, None, TaskId(0), 10)).is_err());
+            assert!(ready(memory.list_tasks(SHARD, None, TaskId(0), 10)).is_ok());
+        }
+        assert_eq!(counts(&memory), (1, 1, 2));
+    }
+
+    /// Runs a case, given as a function, and says whether it failed.
+    fn fails(case: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+        catch_unwind(case).is_err()
+    }
+
+    /// Asserts that these cases fail on a store with the flaw: a case that cannot fail protects nothing.
+    macro_rules! caught {
+        ($flaw:expr; $($case:ident)+) => {
+            $(
+                let failed = fails(|| ready(conformance::$case(&InMemory(Some($flaw)))));
+                assert!(failed, "{} does not see {:?}", stringify!($case), $flaw);
+            )+
+        };
+    }
+
+    #[test]
+    fn deletes_without_a_fence_are_caught() {
+        caught! { Flaw::UnfencedDelete;
+            a_zombie_owner_changes_nothing_by_any_kind_of_change
+            a_fenced_commit_changes_nothing_at_all
+            a_zombie_owner_deletes_nothing_of_what_its_successor_accepted
+            an_epoch_that_nobody_was_given_is_refused
+            the_epoch_of_another_shard_is_refused
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_is_not_raised_is_caught() {
+        caught! { Flaw::EpochNotRaised;
+            taking_raises_the_epoch_every_time
+            two_takes_at_once_get_two_epochs
+            reopening_keeps_everything_and_the_epoch_goes_on_rising
+            a_zombie_owner_changes_nothing_by_any_kind_of_change
+            a_fenced_commit_changes_nothing_at_all
+            a_zombie_owner_deletes_nothing_of_what_its_successor_accepted
+            a_fenced_commit_of_no_changes_is_refused
+            a_fenced_owner_can_take_the_shard_again
+            a_late_write_fails_or_was_seen_by_the_take_over
+        }
+    }
+}
