@@ -30,8 +30,10 @@ pub const SLOTS_PER_WORKER: u32 = 10_000;
 pub const ATTEMPTS: u16 = 1_000;
 /// Attempts of a task that does not say.
 pub const DEFAULT_ATTEMPTS: u16 = 5;
-/// Most rows of one key in one lane; the count is saved as 32 bits.
-pub const ROWS_PER_KEY: u32 = u32::MAX - 1;
+/// Most rows of one lane: the rows of one key are counted in 32 bits, and one key may have them all.
+pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
+/// Most weights by override in one queue: they stay in memory for good.
+pub const OVERRIDES_PER_QUEUE: usize = 100_000;
 /// Keys forgotten in one step: forgetting 100,000 idle keys must not make one huge commit.
 pub const FORGET_PER_STEP: usize = 256;
 /// Commits that may be in flight at once. The server uses two (one durable soon, one filling).
@@ -58,10 +60,11 @@ pub struct Bounds {
     pub aside_after_ends: u32,
     /// The same by time: a task that has run this long is set aside if anything ended behind it.
     pub aside_after_ms: u64,
-    /// Unanswered work (tasks accepted in commits that are not durable yet) above which enqueues are
-    /// answered "limited". It bounds the memory a slow store can make us hold.
+    /// Unanswered work (changes in commits that are not durable yet) above which callers are answered
+    /// "limited". It bounds the memory a slow store can make us hold.
     pub tasks_in_flight: usize,
-    /// Point reads of tasks (cancels, late ends) in flight; more are answered "limited".
+    /// Point reads of tasks in flight. More cancels are answered "limited"; more late ends are dropped,
+    /// since a worker repeats them.
     pub task_reads: usize,
 }
 

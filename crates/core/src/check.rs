@@ -71,8 +71,7 @@ fn keys(lane: &Lane) -> Result<(), String> {
             ensure(rows <= state.waiting, || {
                 format!("key {key}: {rows} rows known, {} waiting", state.waiting)
             })?;
-            let place = last.pass().time();
-            ensure(place <= state.finish, || {
+            ensure(last.pass() <= state.finish.pass(), || {
                 format!("key {key}: a task at {last}, but F is {}", state.finish)
             })?;
         }
@@ -80,6 +79,8 @@ fn keys(lane: &Lane) -> Result<(), String> {
     ensure(known.is_empty(), || "a row names a key that is forgotten".to_string())?;
     let (sum, is) = (waiting_weights, lane.places.waiting_weights());
     ensure(sum == is, || format!("weights of waiting keys sum to {sum}, kept is {is}"))?;
+    let rows: u64 = lane.places.keys().iter().map(|(_, state)| u64::from(state.rows)).sum();
+    ensure(rows == lane.places.rows(), || format!("{rows} rows of keys, kept is {}", lane.places.rows()))?;
     let is = lane.window.running().len();
     ensure(running == is, || format!("keys count {running} running rows, the window {is}"))?;
     let (alarms, keys) = (lane.places.alarms(), lane.places.keys().len());

@@ -120,7 +120,7 @@ impl fmt::Display for Hold {
             Hold::GateShut => f.write_str("the start gate is shut"),
             Hold::Writing => f.write_str("its row is being written"),
             Hold::NoWorker => f.write_str("no worker serves its queue"),
-            Hold::NoFreeSlot { slots } => write!(f, "all {slots} slots are taken"),
+            Hold::NoFreeSlot { slots } => write!(f, "every slot is taken ({slots})"),
             Hold::HigherPriority { priority } => write!(f, "priority {priority} goes first"),
             Hold::Reading => f.write_str("its lane is being read"),
         }

@@ -11,11 +11,14 @@ pub fn all() -> Vec<(Canary, &'static str)> {
     core.chain(FLAWS.iter().map(|&(flaw, text)| (Canary::Store(flaw), text))).collect()
 }
 
-/// Plays seeds until the bug is noticed. A world that panics has noticed it, too.
+/// Plays seeds until the bug is noticed: a world breaks, or the core panics, that is well without the bug.
 pub fn hunt(canary: Canary, seeds: u64) -> Option<Violation> {
-    (0..seeds).find_map(|seed| match std::panic::catch_unwind(|| play(seed, Some(canary))) {
-        Ok(Ok(_)) => None,
-        Ok(Err(violation)) => Some(violation),
-        Err(_) => Some(Violation::new("chaos", seed, 0, "the core stopped with a panic".into())),
+    (0..seeds).find_map(|seed| {
+        let violation = match std::panic::catch_unwind(|| play(seed, Some(canary))) {
+            Ok(Ok(_)) => return None,
+            Ok(Err(violation)) => violation,
+            Err(_) => Violation::panicked(seed),
+        };
+        play(seed, None).is_ok().then_some(violation)
     })
 }

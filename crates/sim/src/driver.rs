@@ -6,9 +6,11 @@ use evenhand_core::canary::Bug;
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{Fence, QueueName};
-use evenhand_core::names::{LoadId, Millis, RequestId, ShardId, TaskId, WorkerId};
+use evenhand_core::names::{Millis, RequestId, ShardId, TaskId, WorkerId};
 use evenhand_core::{Bounds, Effect, Input, NewTask, Refusal, Run, Shard, check};
 use evenhand_store::{Memory, Store, StoreError, ready};
+
+use crate::reads::Read;
 
 /// The shard that worlds with one shard use.
 pub const SHARD: ShardId = ShardId(0);
@@ -127,13 +129,11 @@ impl Driver {
                     }
                     Effect::Load { load, lane, above, limit } => {
                         self.reads += 1;
-                        let page = ready(self.store.read_lane(SHARD, lane, above, limit));
-                        inputs.push(match page {
-                            Ok(page) => Input::Loaded { load, rows: page.rows, end: page.end },
-                            Err(_) => Input::LoadFailed { load },
-                        });
+                        inputs.push(Read::Lane { load, lane, above, limit }.happen(&self.store));
                     }
-                    Effect::LoadTask { load, task } => inputs.push(self.load_task(load, task)),
+                    Effect::LoadTask { load, task } => {
+                        inputs.push(Read::Task { load, task }.happen(&self.store));
+                    }
                     Effect::Start { worker, run, .. } => self.events.push(Event::Started(worker, run)),
                     Effect::Stop { worker, task, fence } => {
                         self.events.push(Event::Stopped(worker, task, fence))
@@ -153,13 +153,6 @@ impl Driver {
             self.shard.seal(&mut effects);
         }
         self.check()
-    }
-
-    fn load_task(&mut self, load: LoadId, task: TaskId) -> Input {
-        match ready(self.store.read_task(SHARD, task)) {
-            Ok(task) => Input::TaskLoaded { load, task },
-            Err(_) => Input::LoadFailed { load },
-        }
     }
 
     /// Lets time pass; ticks the shard when it asked for it.

@@ -73,10 +73,11 @@ struct World {
     next_key: u64,
     steps: u64,
     worst: f64,
+    trace: bool,
 }
 
 /// Plays one seed.
-pub fn play(seed: u64, bug: Option<Bug>) -> Result<Report, Violation> {
+pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Report, Violation> {
     let mut rng = Rng::new(seed);
     let tenants = *rng.pick(&[
         Tenants::Mixed,
@@ -112,6 +113,7 @@ pub fn play(seed: u64, bug: Option<Bug>) -> Result<Report, Violation> {
         next_key: 0,
         steps: 0,
         worst: 0.0,
+        trace,
     };
     let simulated = world.run().map_err(|what| Violation::new("fair", seed, world.steps, what))?;
     Ok(Report {
@@ -290,6 +292,9 @@ impl World {
     }
 
     fn tell(&mut self, input: Input) -> Result<(), String> {
+        if self.trace {
+            println!("fair {} at {} ms: {input:?}", self.steps, self.driver.now);
+        }
         let enqueue = matches!(input, Input::Enqueue { .. });
         let before = self.seq();
         let result = self.driver.tell(input);
@@ -310,6 +315,9 @@ impl World {
         for event in events {
             match event {
                 Event::Started(worker, run) => {
+                    if self.trace {
+                        println!("fair {}: worker {worker} starts {run:?}", self.steps);
+                    }
                     self.started(&run)?;
                     started.push(run.clone());
                     self.running.push((worker, run));

@@ -8,12 +8,17 @@
 //! day in the life of four tenants.
 
 pub mod canaries;
+pub mod day;
 pub mod driver;
 pub mod fair;
 pub mod oracle;
 pub mod plan;
+mod reads;
 pub mod rng;
+pub mod scenario;
 pub mod world;
+
+use std::fmt;
 
 use evenhand_core::canary::Bug;
 use evenhand_store::Flaw;
@@ -60,6 +65,17 @@ impl Violation {
     pub(crate) fn new(world: &'static str, seed: u64, step: u64, what: String) -> Violation {
         Violation { world, seed, step, what }
     }
+
+    /// The core stopped with a panic.
+    pub fn panicked(seed: u64) -> Violation {
+        Violation::new("some", seed, 0, "the core stopped with a panic".into())
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}, {} world, step {}: {}", self.seed, self.world, self.step, self.what)
+    }
 }
 
 /// A deliberate bug, in the core or in the store.
@@ -73,11 +89,16 @@ pub enum Canary {
 
 /// Plays all worlds of a seed.
 pub fn play(seed: u64, canary: Option<Canary>) -> Result<Report, Violation> {
-    let mut report = world::play(seed, world::Options { canary, ..world::Options::default() })?;
+    replay(seed, canary, false)
+}
+
+/// Plays all worlds of a seed, and prints every event if asked to.
+pub fn replay(seed: u64, canary: Option<Canary>, trace: bool) -> Result<Report, Violation> {
+    let mut report = world::play(seed, world::Options { canary, trace, ..world::Options::default() })?;
     let bug = match canary {
         Some(Canary::Core(bug)) => Some(bug),
         Some(Canary::Store(_)) | None => None,
     };
-    report.add(&fair::play(seed, bug)?);
+    report.add(&fair::play(seed, bug, trace)?);
     Ok(report)
 }

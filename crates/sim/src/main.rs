@@ -1,28 +1,183 @@
-//! t
-fn main() {
-    let n: u64 = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(100);
-    let a: u64 = std::env::args().nth(2).and_then(|s| s.parse().ok()).unwrap_or(0);
-    if a == 777 {
-        for (c, t) in evenhand_sim::canaries::all() {
-            match evenhand_sim::canaries::hunt(c, n) {
-                Some(v) => println!("caught {t}: {} seed {} {}", v.world, v.seed, v.what),
-                None => println!("SURVIVED {t}"),
+//! The simulator's command line.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use clap::{Parser, Subcommand};
+use evenhand_sim::{Report, Violation, canaries, day, play, replay};
+
+/// Plays simulated worlds against Evenhand's core and checks that no promise is broken.
+#[derive(Parser)]
+#[command(
+    name = "evenhand-sim",
+    version,
+    after_help = "Examples:
+  evenhand-sim run --seeds 1000             play 1000 seeds
+  evenhand-sim run --seeds 1000 --start 5000
+  evenhand-sim replay 4711                  play one seed again and print every event
+  evenhand-sim canaries                     switch on known bugs; each must be caught
+  evenhand-sim day                          four tenants share 16 slots for a day"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Play many seeds. Exit code 1 if any breaks a promise.
+    Run {
+        /// How many seeds.
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+        seeds: u64,
+        /// The first one.
+        #[arg(long, default_value_t = 0)]
+        start: u64,
+    },
+    /// Play one seed again and print what happens. Exit code 1 if it breaks a promise.
+    Replay {
+        /// The seed, as `run` printed it.
+        seed: u64,
+        /// Switch this canary on, by the words that `canaries` prints.
+        #[arg(long)]
+        canary: Option<String>,
+        /// Print only the result.
+        #[arg(long)]
+        quiet: bool,
+    },
+    /// Switch on each known bug and see that it is caught. Exit code 1 if one survives.
+    Canaries {
+        /// How many seeds a bug may survive before it counts as not caught.
+        #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+        seeds: u64,
+    },
+    /// Play a simulated day and print who got what.
+    Day {
+        /// The seed that decides how long each task takes.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Run { seeds, start } => run(seeds, start),
+        Command::Replay { seed, canary, quiet } => replay_one(seed, canary.as_deref(), quiet),
+        Command::Canaries { seeds } => hunt(seeds),
+        Command::Day { seed } => match day::play(seed) {
+            Ok(table) => {
+                print!("{table}");
+                ExitCode::SUCCESS
             }
-        }
-        return;
+            Err(what) => {
+                eprintln!("the day went wrong: {what}");
+                ExitCode::FAILURE
+            }
+        },
     }
-    let mut worst = evenhand_sim::Report::default();
-    let mut bad = 0;
-    for seed in a..a + n {
-        match evenhand_sim::play(seed, None) {
-            Ok(r) => worst.add(&r),
-            Err(v) => {
-                bad += 1;
-                if bad < 12 {
-                    println!("{v:?}");
+}
+
+/// Plays seeds on all cores; what is printed does not depend on how many there are.
+fn run(seeds: u64, start: u64) -> ExitCode {
+    let next = AtomicU64::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut total = Report::default();
+    let mut violations: Vec<Violation> = Vec::new();
+    std::thread::scope(|scope| {
+        let (send, results) = mpsc::channel();
+        for _ in 0..cores {
+            let (send, next) = (send.clone(), &next);
+            scope.spawn(move || {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    if n >= seeds || send.send(caught(start.wrapping_add(n))).is_err() {
+                        return;
+                    }
                 }
+            });
+        }
+        drop(send);
+        for (n, result) in results.into_iter().enumerate() {
+            match result {
+                Ok(report) => total.add(&report),
+                Err(violation) => violations.push(violation),
+            }
+            progress(n as u64 + 1, seeds, violations.len());
+        }
+    });
+    violations.sort_by_key(|violation| violation.seed);
+    for violation in &violations {
+        println!("violation: {violation}");
+        println!("  replay: evenhand-sim replay {}", violation.seed);
+    }
+    println!(
+        "seeds {seeds}  steps {}  simulated {:.1} h  starts {}  largest difference {:.2} charges  violations {}",
+        total.steps,
+        total.simulated_ms as f64 / 3_600_000.0,
+        total.starts,
+        total.worst_difference,
+        violations.len()
+    );
+    if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Plays a seed; a panic of the core is a violation like any other.
+fn caught(seed: u64) -> Result<Report, Violation> {
+    std::panic::catch_unwind(|| play(seed, None)).unwrap_or_else(|_| Err(Violation::panicked(seed)))
+}
+
+fn progress(done: u64, of: u64, violations: usize) {
+    if std::io::stderr().is_terminal() && (done.is_multiple_of(16) || done == of) {
+        eprint!("\r{done} of {of} seeds, {violations} violations ");
+        if done == of {
+            eprintln!();
+        }
+        // A progress line that cannot be written is no reason to stop.
+        let _ = std::io::stderr().flush();
+    }
+}
+
+fn replay_one(seed: u64, canary: Option<&str>, quiet: bool) -> ExitCode {
+    let canary = match canary {
+        None => None,
+        Some(text) => match canaries::all().into_iter().find(|(_, t)| *t == text) {
+            Some((canary, _)) => Some(canary),
+            None => {
+                eprintln!("there is no canary {text:?}; `evenhand-sim canaries` lists them");
+                return ExitCode::from(2);
+            }
+        },
+    };
+    match replay(seed, canary, !quiet) {
+        Ok(report) => {
+            println!(
+                "seed {seed}: no violation in {} steps and {:.1} simulated hours",
+                report.steps,
+                report.simulated_ms as f64 / 3_600_000.0
+            );
+            ExitCode::SUCCESS
+        }
+        Err(violation) => {
+            println!("violation: {violation}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn hunt(seeds: u64) -> ExitCode {
+    // Some bugs make the core stop with a panic. That counts as caught; its text would only be noise.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut survived = 0;
+    for (canary, text) in canaries::all() {
+        match canaries::hunt(canary, seeds) {
+            Some(violation) => println!("caught    {text}  (seed {}: {})", violation.seed, violation.what),
+            None => {
+                survived += 1;
+                println!("SURVIVED  {text}  ({seeds} seeds)");
             }
         }
     }
-    println!("worst {worst:?} bad {bad}");
+    if survived == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

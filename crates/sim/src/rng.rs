@@ -12,7 +12,7 @@ impl Rng {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,7 +22,7 @@ impl Rng {
 
     /// A number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        if n == 0 { 0 } else { ((u128::from(self.next()) * u128::from(n)) >> 64) as u64 }
+        if n == 0 { 0 } else { ((u128::from(self.number()) * u128::from(n)) >> 64) as u64 }
     }
 
     /// A number from `low` to `high`, both included.
@@ -43,7 +43,7 @@ impl Rng {
     /// A rank from 0 to n - 1 by Zipf's law: the first is the most frequent.
     pub fn zipf(&mut self, n: u64) -> u64 {
         // Inverse of the continuous law with exponent 1: n^u - 1, close enough for a workload.
-        let u = self.next() as f64 / u64::MAX as f64;
+        let u = self.number() as f64 / u64::MAX as f64;
         (((n as f64 + 1.0).powf(u)) as u64).clamp(1, n) - 1
     }
 }

@@ -17,6 +17,7 @@ use evenhand_store::{Fault, Flaw, Memory, Store, StoreError, ready};
 use crate::driver::SHARD;
 use crate::oracle::Oracle;
 use crate::plan::{Arrivals, Plan};
+use crate::reads::Read;
 use crate::rng::Rng;
 use crate::{Canary, Report, Violation};
 
@@ -28,7 +29,7 @@ enum Event {
     Seal(usize),
     Apply(usize, CommitId, Vec<Change>),
     Applied(usize, CommitId, bool),
-    Read(usize, Effect),
+    Read(usize, Read),
     Start(usize, Epoch, WorkerId, Run),
     Stop(WorkerId, TaskId, Fence),
     Acknowledge(Epoch, WorkerId, TaskId, Fence),
@@ -72,6 +73,8 @@ pub struct Options {
     pub crash_at: Option<u64>,
     /// Put a digest of every effect into the report.
     pub digest: bool,
+    /// Print every event.
+    pub trace: bool,
 }
 
 struct World {
@@ -131,6 +134,9 @@ pub fn play_plan(seed: u64, rng: Rng, plan: Plan, options: Options) -> Result<Re
         options,
         digest: 0xcbf2_9ce4_8422_2325,
     };
+    if options.trace {
+        println!("{:?}", world.plan);
+    }
     match world.run() {
         Ok(()) => Ok(Report {
             steps: world.steps,
@@ -159,6 +165,9 @@ impl World {
             }
             if self.options.crash_at == Some(self.steps) {
                 self.crash();
+            }
+            if self.options.trace {
+                println!("chaos {} at {} ms: {event:?}", self.steps, self.now);
             }
             self.happen(event)?;
             if self.agenda.is_empty() && self.current.is_none() {
@@ -201,8 +210,10 @@ impl World {
                 self.drop_owner(owner);
                 Ok(())
             }
-            Event::Read(owner, effect) => {
-                self.read(owner, effect);
+            Event::Read(owner, read) => {
+                let failed = self.rng.chance(self.plan.read_fault);
+                let input = if failed { read.fail() } else { read.happen(&self.store) };
+                self.soon(Event::ToOwner(owner, input));
                 Ok(())
             }
             Event::Start(owner, epoch, worker, run) => self.start(owner, epoch, worker, run),
@@ -320,7 +331,10 @@ impl World {
                     self.owners[owner].unsent.push_back((commit, changes));
                     self.send_next(owner);
                 }
-                Effect::Load { .. } | Effect::LoadTask { .. } => self.soon(Event::Read(owner, effect)),
+                Effect::Load { load, lane, above, limit } => {
+                    self.soon(Event::Read(owner, Read::Lane { load, lane, above, limit }));
+                }
+                Effect::LoadTask { load, task } => self.soon(Event::Read(owner, Read::Task { load, task })),
                 Effect::Start { worker, run, .. } => self.soon(Event::Start(owner, epoch, worker, run)),
                 Effect::Stop { worker, task, fence } => self.soon(Event::Stop(worker, task, fence)),
                 Effect::Acknowledge { worker, task, fence } => {
@@ -389,25 +403,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    fn read(&mut self, owner: usize, effect: Effect) {
-        let failed = self.rng.chance(self.plan.read_fault);
-        let input = match effect {
-            Effect::Load { load, .. } | Effect::LoadTask { load, .. } if failed => Input::LoadFailed { load },
-            Effect::Load { load, lane, above, limit } => {
-                match ready(self.store.read_lane(SHARD, lane, above, limit)) {
-                    Ok(page) => Input::Loaded { load, rows: page.rows, end: page.end },
-                    Err(_) => Input::LoadFailed { load },
-                }
-            }
-            Effect::LoadTask { load, task } => match ready(self.store.read_task(SHARD, task)) {
-                Ok(task) => Input::TaskLoaded { load, task },
-                Err(_) => Input::LoadFailed { load },
-            },
-            _ => return,
-        };
-        self.soon(Event::ToOwner(owner, input));
     }
 
     // --- workers ---

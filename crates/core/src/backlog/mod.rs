@@ -9,6 +9,8 @@ mod keys;
 pub(crate) mod lane;
 mod level;
 mod places;
+#[cfg(test)]
+mod plan_one;
 pub(crate) mod turns;
 mod vtime;
 mod window;

@@ -48,6 +48,8 @@ pub(crate) struct Places {
     top: VTime,
     /// The sum of the weights of the keys that wait, in thousandths.
     waiting_weights: u64,
+    /// Rows of all keys.
+    rows: u64,
     keys: Keys,
     alarms: BinaryHeap<Reverse<(VTime, KeyIx)>>,
     dirty: Vec<KeyIx>,
@@ -68,6 +70,7 @@ impl Places {
         state.due = record.due;
         state.rows = record.rows;
         state.waiting = record.rows;
+        self.rows += u64::from(record.rows);
         self.top = self.top.max(state.finish);
         if record.rows > 0 {
             self.waiting_weights += u64::from(record.weight.thousandths());
@@ -88,6 +91,10 @@ impl Places {
 
     pub(crate) fn waiting_weights(&self) -> u64 {
         self.waiting_weights
+    }
+
+    pub(crate) fn rows(&self) -> u64 {
+        self.rows
     }
 
     pub(crate) fn keys(&self) -> &Keys {
@@ -167,6 +174,7 @@ impl Places {
     fn add_row(&mut self, ix: KeyIx, end: VTime) {
         let state = self.keys.get_mut(ix);
         state.rows += 1;
+        self.rows += 1;
         state.waiting += 1;
         if state.waiting == 1 {
             self.waiting_weights += u64::from(state.weight.thousandths());
@@ -215,6 +223,7 @@ impl Places {
     pub(crate) fn settled(&mut self, ix: KeyIx) {
         let state = self.keys.get_mut(ix);
         state.rows = state.rows.saturating_sub(1);
+        self.rows = self.rows.saturating_sub(1);
         let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
         self.touch(ix);
         if rows == 0 && !alarmed {

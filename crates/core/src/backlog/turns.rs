@@ -24,7 +24,7 @@ impl<M> Default for Turns<M> {
 impl<M: Copy + Ord> Turns<M> {
     /// The candidate that goes next; the first of several equal ones.
     pub(crate) fn next(&self, candidates: impl Iterator<Item = M>) -> Option<M> {
-        candidates.min_by_key(|&member| (self.start(member), member))
+        candidates.min_by_key(|&member| (self.start(member).pass(), member))
     }
 
     /// Charges a member for its turn.

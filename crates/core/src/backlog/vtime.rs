@@ -39,9 +39,10 @@ impl VTime {
         VTime((u128::from(cost.0) << FRACTION) / u128::from(weights.max(1)))
     }
 
-    /// The part of it that a level shows.
+    /// The part of it that a level shows, rounded to the nearest tick: three charges of a third and one
+    /// whole charge then show the same pass, and the seq decides.
     pub fn pass(self) -> Pass {
-        Pass(self.0 >> (FRACTION - PASS_FRACTION))
+        Pass(self.0.saturating_add(VTime::TICK.0 / 2) >> (FRACTION - PASS_FRACTION))
     }
 
     /// For stores: the number as it is saved.
@@ -91,7 +92,7 @@ impl fmt::Display for VTime {
 pub struct Pass(pub(super) u128);
 
 impl Pass {
-    /// The earliest time that shows this pass.
+    /// The time that this pass stands for.
     pub fn time(self) -> VTime {
         VTime(self.0 << (FRACTION - PASS_FRACTION))
     }

@@ -173,6 +173,9 @@ impl Window {
         {
             entry = entry.or(reading.held.remove(&level));
             reading.gone.insert(level);
+            if reading.gone.len() > 2 * self.bound {
+                self.reading = None; // so much has gone that another read is better
+            }
         }
         self.settled = self.settled.max(level);
         entry
@@ -299,3 +302,7 @@ impl Window {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "window_tests.rs"]
+mod tests;

@@ -64,11 +64,7 @@ impl Shard {
     }
 
     fn has_room_for_tasks(&self, queue: &QueueName, tasks: &[NewTask]) -> Result<(), Refusal> {
-        let in_flight: usize =
-            self.batch.rows.len() + self.sealed.iter().map(|batch| batch.rows.len()).sum::<usize>();
-        if in_flight + tasks.len() > self.bounds.tasks_in_flight.max(tasks.len()) {
-            return Err(Refusal::limited("the store is behind; send this again in a moment"));
-        }
+        self.store_keeps_up(tasks.len())?;
         if self.next_seq + tasks.len() as u64 > Level::LAST_SEQ {
             return Err(Refusal::limited("this shard has numbered all the tasks it can; move the queue"));
         }
@@ -79,6 +75,21 @@ impl Shard {
             if lane.places.top().max(lane.ack().time()) + spans > VTime::LAST {
                 return Err(Refusal::limited("this queue's virtual time is used up; use another queue"));
             }
+            if lane.places.rows() + tasks.len() as u64 > bounds::ROWS_PER_LANE {
+                return Err(Refusal::limited(
+                    "this queue holds all the tasks it can; wait until some have ended",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers "limited" while the store is so far behind that memory would grow.
+    fn store_keeps_up(&self, more: usize) -> Result<(), Refusal> {
+        let in_flight: usize =
+            self.batch.size() + self.sealed.iter().map(|batch| batch.size()).sum::<usize>();
+        if in_flight + more > self.bounds.tasks_in_flight.max(more) {
+            return Err(Refusal::limited("the store is behind; send this again in a moment"));
         }
         Ok(())
     }
@@ -124,6 +135,20 @@ impl Shard {
         ids
     }
 
+    fn may_set_weight(&self, queue: &QueueName, key: &Key) -> Result<(), Refusal> {
+        self.has_room_for_queue(queue)?;
+        self.store_keeps_up(1)?;
+        let known = self.names.get(queue).map(|id| &self.queues[id.0 as usize].overrides);
+        if known.is_some_and(|known| known.len() >= bounds::OVERRIDES_PER_QUEUE && !known.contains_key(key)) {
+            let most = bounds::OVERRIDES_PER_QUEUE;
+            return Err(Refusal::invalid(
+                "key",
+                format!("would be one more override than {most}; remove others"),
+            ));
+        }
+        Ok(())
+    }
+
     pub(super) fn on_set_weight(
         &mut self,
         request: RequestId,
@@ -132,7 +157,7 @@ impl Shard {
         weight: Option<Weight>,
         effects: &mut Vec<Effect>,
     ) {
-        if let Err(refusal) = self.has_room_for_queue(&queue) {
+        if let Err(refusal) = self.may_set_weight(&queue, &key) {
             effects.push(Effect::Answer { request, answer: Err(refusal) });
             return;
         }

@@ -28,6 +28,11 @@ impl Batch {
     pub(super) fn new(id: CommitId) -> Batch {
         Batch { id, changes: Vec::new(), rows: Vec::new(), then: Vec::new(), last_seq: 0 }
     }
+
+    /// How much it makes us hold: changes while it is open, rows and answers until it is durable.
+    pub(super) fn size(&self) -> usize {
+        self.changes.len().max(self.rows.len()).max(self.then.len())
+    }
 }
 
 impl Shard {

@@ -83,9 +83,11 @@ impl Shard {
             }
         }
         for held in std::mem::take(&mut self.held_ends) {
-            self.on_ended(held, effects);
-            if self.task_reads.contains_key(&held.task) {
+            if self.runs.contains_key(&held.task) {
+                self.on_ended(held, effects);
+            } else {
                 self.unresolved.insert(held.task);
+                self.read_task_for(held.task, Waiter::LateEnd(held), effects);
             }
         }
         self.ready.extend((0..self.queues.len() as u32).map(QueueId));
@@ -118,7 +120,10 @@ impl Shard {
     pub(super) fn on_ended(&mut self, held: HeldEnd, effects: &mut Vec<Effect>) {
         let HeldEnd { worker, task, fence, .. } = held;
         if !self.open {
-            self.held_ends.push(held);
+            // A worker may well say it again before the gate opens.
+            if !self.held_ends.iter().any(|other| other.task == task && other.fence == fence) {
+                self.held_ends.push(held);
+            }
             return;
         }
         match self.runs.get(&task) {
@@ -126,7 +131,10 @@ impl Shard {
             // A newer run of the task is alive: this end is of one that was given up.
             Some(_) => self.after_commit(Effect::Acknowledge { worker, task, fence }, effects),
             // Ended before, or lost, or from before a restart: the store knows.
-            None => self.read_task_for(task, Waiter::LateEnd(held), effects),
+            None if self.task_reads.len() < self.bounds.task_reads => {
+                self.read_task_for(task, Waiter::LateEnd(held), effects);
+            }
+            None => {} // its worker says it again
         }
     }
 

@@ -95,6 +95,11 @@ impl Shard {
 
     /// Looks a task up in the store, for one more waiter.
     pub(super) fn read_task_for(&mut self, task: TaskId, waiter: Waiter, effects: &mut Vec<Effect>) {
+        if let (Waiter::LateEnd(held), Some(read)) = (waiter, self.task_reads.get(&task))
+            && read.waiters.iter().any(|w| matches!(w, Waiter::LateEnd(other) if other.fence == held.fence))
+        {
+            return; // said again
+        }
         let read = self.task_reads.entry(task).or_default();
         read.waiters.push(waiter);
         if read.waiters.len() == 1 {

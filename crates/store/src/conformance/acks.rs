@@ -25,6 +25,7 @@ pub async fn an_ack_deletes_the_rows_at_or_below_it_and_none_above<H: Harness>(h
         places.map(|(pass, seq)| Task { level: Some(level(pass, seq)), ..task(seq) }).to_vec();
     owner.commit(accept_all(&tasks)).await;
 
+    // An owner removes the records of these tasks, too; here the range alone has to do it, for the rows.
     owner.commit(vec![acked(LANE, Level::ZERO)]).await;
     assert_eq!(owner.rows(LANE).await, rows(&tasks));
     for n in 0..tasks.len() {

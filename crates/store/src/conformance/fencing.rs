@@ -132,7 +132,9 @@ pub async fn the_epoch_of_another_shard_is_refused<H: Harness>(h: &H) {
     owner.commit(furniture()).await;
     let mut elsewhere = Owner::of(&store, other).await;
     while elsewhere.epoch <= owner.epoch {
-        elsewhere = Owner::of(&store, other).await;
+        let next = Owner::of(&store, other).await;
+        assert!(next.epoch > elsewhere.epoch, "{} after {}", next.epoch, elsewhere.epoch);
+        elsewhere = next;
     }
     let answer = store.commit(SHARD, elsewhere.epoch, mischief()).await;
     assert_eq!(answer, Err(StoreError::Fenced { epoch: elsewhere.epoch, current: owner.epoch }));

@@ -35,6 +35,10 @@ pub(super) fn queue_name(text: &str) -> QueueName {
     QueueName::new(text).expect("a name that users may choose")
 }
 
+pub(super) fn weight(thousandths: u32) -> Weight {
+    Weight::from_thousandths(thousandths).expect("a weight that users may choose")
+}
+
 /// The level of a pass, counted in the smallest steps that a level shows.
 pub(super) fn level(pass: u128, seq: u64) -> Level {
     Level::new(VTime::from_bits(pass * VTime::TICK.to_bits()).pass(), seq)
@@ -119,9 +123,8 @@ pub(super) fn rows(tasks: &[Task]) -> Vec<Row> {
 
 /// A key's record that is told apart by one number.
 pub(super) fn key_record(n: u32) -> KeyRecord {
-    let weight = Weight::from_thousandths(n).expect("a number that can be a weight");
     let time = |bits: u32| VTime::from_bits(u128::from(n) << bits | 1);
-    KeyRecord { finish: time(70), due: time(60), rows: n, weight }
+    KeyRecord { finish: time(70), due: time(60), rows: n, weight: weight(n) }
 }
 
 pub(super) fn put_key(lane: LaneId, text: &str, n: u32) -> Change {
@@ -133,7 +136,7 @@ pub(super) fn forget_key(lane: LaneId, text: &str) -> Change {
 }
 
 pub(super) fn put_override(queue: QueueId, text: &str, thousandths: u32) -> Change {
-    Change::Override { queue, key: key(text), weight: Weight::from_thousandths(thousandths) }
+    Change::Override { queue, key: key(text), weight: Some(weight(thousandths)) }
 }
 
 pub(super) fn drop_override(queue: QueueId, text: &str) -> Change {

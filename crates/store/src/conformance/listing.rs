@@ -75,7 +75,7 @@ pub async fn whether_more_follow_is_exact<H: Harness>(h: &H) {
     assert!(!more(here, 2, 1).await);
     let there = Some(elsewhere.lane.queue);
     assert!(!more(there, 0, 1).await);
-    assert_eq!(owner.list(there, 0, 1).await.tasks, [elsewhere.clone()]);
+    assert_eq!(owner.list(there, 0, 1).await.tasks.first(), Some(&elsewhere));
 
     owner.commit(vec![finished(&elsewhere)]).await;
     assert!(!more(None, 0, 3).await);

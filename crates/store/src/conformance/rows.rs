@@ -199,7 +199,7 @@ pub async fn lanes_do_not_leak_into_each_other<H: Harness>(h: &H) {
     }
 }
 
-/// Deletes by row and by range stay in their lane, though levels in other lanes are the same.
+/// Deletes by row and by range stay in their lane, though other lanes have rows in the same range.
 pub async fn lanes_do_not_delete_in_each_other<H: Harness>(h: &H) {
     let lanes = neighbours();
     let mut tasks = tasks_of(&lanes);
@@ -207,13 +207,15 @@ pub async fn lanes_do_not_delete_in_each_other<H: Harness>(h: &H) {
     let owner = Owner::new(&store).await;
     owner.commit(accept_all(&tasks.concat())).await;
     for n in 0..lanes.len() {
-        // All of every third lane goes by range, the lowest rows of the next by range, one of the next.
-        let (gone, mut changes): (Vec<Task>, Vec<Change>) = match n % 3 {
-            0 => (tasks[n].clone(), vec![acked(lanes[n], highest())]),
-            1 => (tasks[n][..2].to_vec(), vec![acked(lanes[n], place(&tasks[n][1]))]),
-            _ => (tasks[n][1..2].to_vec(), vec![]),
+        // In turn: a whole lane goes and its ack is the highest there is, the lower rows of a lane go
+        // and its ack follows, one row goes.
+        let (gone, ack) = match n % 3 {
+            0 => (tasks[n].clone(), Some(highest())),
+            1 => (tasks[n][..2].to_vec(), Some(place(&tasks[n][1]))),
+            _ => (tasks[n][1..2].to_vec(), None),
         };
-        changes.extend(gone.iter().map(finished));
+        let mut changes: Vec<Change> = gone.iter().map(finished).collect();
+        changes.extend(ack.map(|ack| acked(lanes[n], ack)));
         owner.commit(changes).await;
         tasks[n].retain(|task| !gone.contains(task));
         for (&lane, left) in lanes.iter().zip(&tasks) {

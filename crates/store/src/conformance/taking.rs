@@ -128,10 +128,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
     let second = Metadata {
         next_seq: 300,
         queues: vec![(mail, queue("mail", 10)), (render, queue("render", 21))],
-        overrides: vec![
-            (mail, key("acme"), Weight::from_thousandths(1_500).unwrap_or(Weight::ONE)),
-            (render, key("zeta"), Weight::MAX),
-        ],
+        overrides: vec![(mail, key("acme"), weight(1_500)), (render, key("zeta"), Weight::MAX)],
         lanes: vec![(other, levels(2)), (LANE, levels(9))],
         keys: vec![(other, key("acme"), key_record(3)), (LANE, key("acme"), key_record(11))],
         aside: vec![aside(&eight)],

@@ -28,7 +28,7 @@ pub async fn a_task_that_is_not_there_is_none<H: Harness>(h: &H) {
     let owner = owner_of_five(&store).await;
     assert_eq!(owner.task(3).await, Some(task(3)));
     owner.commit(vec![finished(&task(3))]).await;
-    for id in [3, 0, 6, 1 << 32, u64::MAX] {
+    for id in [3, 0, 6, (1 << 8) + 1, (1 << 32) + 1, (1 << 48) + 1, u64::MAX] {
         assert_eq!(owner.task(id).await, None, "task {id}");
     }
     assert_eq!(Owner::of(&store, ShardId(2)).await.task(1).await, None);

@@ -180,7 +180,7 @@ pub async fn queue_names_come_back_as_they_are<H: Harness>(h: &H) {
 
 /// The smallest and the largest of each field, in the record and in the row.
 pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
-    let cheapest = Cost::new(1).unwrap_or(Cost::ONE);
+    let cheapest = Cost::new(1).expect("the smallest cost");
     let smallest = Task {
         level: Some(level(0, 1)),
         charge: Charge { cost: cheapest, weight: Weight::MAX },
@@ -206,6 +206,7 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     assert_eq!(contents.tasks, [smallest, largest.clone()]);
 
     let owner = Owner::new(&store).await;
+    assert_eq!(owner.task(Level::LAST_SEQ).await, Some(largest.clone()));
     owner.commit(vec![set_aside(&largest)]).await;
     assert_eq!(Owner::new(&store).await.metadata.aside, [aside(&largest)]);
 }
@@ -219,7 +220,7 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     let (mut changes, mut keys, mut lanes) = (Vec::new(), Vec::new(), Vec::new());
     for (n, time) in (0..).zip(times) {
         let opposite = times[times.len() - 1 - n as usize];
-        let rows = [0, 1, i32::MAX as u32, 1 << 31, bounds::ROWS_PER_KEY][n as usize % 5];
+        let rows = [0, 1, i32::MAX as u32, 1 << 31, u32::MAX][n as usize % 5];
         let weight = if n % 2 == 0 { Weight::MIN } else { Weight::MAX };
         let record = KeyRecord { finish: time, due: opposite, rows, weight };
         changes.push(Change::Key { lane: LANE, key: key(&n.to_string()), record: Some(record) });

@@ -1,0 +1,40 @@
+//! A read that a shard has asked for, on its way to the store.
+
+use evenhand_core::Input;
+use evenhand_core::backlog::Level;
+use evenhand_core::names::{LaneId, LoadId, TaskId};
+use evenhand_store::{Memory, Store, ready};
+
+use crate::driver::SHARD;
+
+/// What to read, and whom to answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Read {
+    Lane { load: LoadId, lane: LaneId, above: Level, limit: usize },
+    Task { load: LoadId, task: TaskId },
+}
+
+impl Read {
+    /// Looks at the store, now.
+    pub(crate) fn happen(self, store: &Memory) -> Input {
+        match self {
+            Read::Lane { load, lane, above, limit } => {
+                match ready(store.read_lane(SHARD, lane, above, limit)) {
+                    Ok(page) => Input::Loaded { load, rows: page.rows, end: page.end },
+                    Err(_) => self.fail(),
+                }
+            }
+            Read::Task { load, task } => match ready(store.read_task(SHARD, task)) {
+                Ok(task) => Input::TaskLoaded { load, task },
+                Err(_) => self.fail(),
+            },
+        }
+    }
+
+    /// Is lost.
+    pub(crate) fn fail(self) -> Input {
+        match self {
+            Read::Lane { load, .. } | Read::Task { load, .. } => Input::LoadFailed { load },
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Scenarios: small situations written as text, played against a shard and a memory store, answered as
+//! text. Commits and reads happen at once unless they are held, so that races can be spelled out.
+//!
+//! ```text
+//! bounds window=2 page=2          before anything else: sizes of the core
+//! slots w1 2 [render=3 mail=1]    a worker and its slots; without queues it serves all of them
+//! put a*3 b:w=5 c:p=0             accept tasks: key[*count][:w=weight][:p=priority][:c=class][:x=cost][:t=tries]
+//! in mail put a                   the same in another queue than `q`
+//! done a/1 | fail a/1 | refuse a/1    the run of the first task of key a ends, or never began
+//! done                            the oldest run ends
+//! drain                           runs end one after the other, oldest first, until none is left
+//! cancel a/2 | weight a 5         a caller's wish
+//! restart | lose w1               the owner or a worker dies
+//! hold writes | hold reads        from now on they stay on their way
+//! write | read                    one of them arrives and is answered; `release` lets all go
+//! write lost | write unknown | read lost    it fails, or happens and the answer is lost
+//! wait 100                        time passes, in milliseconds
+//! lanes | explain a/2 | counts | reads    show something
+//! ```
+//! A task is called `key/n`: the n-th of its key, in the order of acceptance.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write;
+
+use evenhand_core::backlog::{Cost, Weight};
+use evenhand_core::life::End;
+use evenhand_core::messages::Answer;
+use evenhand_core::names::{Class, CommitId, Key, Millis, Priority, QueueName, RequestId, TaskId, WorkerId};
+use evenhand_core::{Bounds, Change, Effect, Input, NewTask, Refusal, Run, Shard, check};
+use evenhand_store::{Fault, Memory, Store, StoreError, ready};
+
+use crate::driver::SHARD;
+use crate::reads::Read;
+
+/// Plays a scenario and returns what happened, a line each.
+///
+/// # Panics
+/// If the script makes no sense, or an invariant of the core does not hold.
+pub fn play(script: &str) -> String {
+    let mut stage = Stage::new();
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        stage.line(line);
+    }
+    stage.out
+}
+
+struct Stage {
+    out: String,
+    bounds: Bounds,
+    store: Memory,
+    shard: Option<Shard>,
+    now: u64,
+    wake: Option<Millis>,
+    hold_writes: bool,
+    hold_reads: bool,
+    writes: VecDeque<(CommitId, Vec<Change>)>,
+    reads: VecDeque<Read>,
+    read_count: u64,
+    workers: BTreeMap<WorkerId, (u32, Vec<(QueueName, Weight)>)>,
+    runs: Vec<(WorkerId, Run)>,
+    names: BTreeMap<TaskId, String>,
+    counts: BTreeMap<String, u64>,
+    requests: BTreeMap<RequestId, (String, Vec<String>)>,
+    next_request: u64,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        Stage {
+            out: String::new(),
+            bounds: Bounds::default(),
+            store: Memory::default(),
+            shard: None,
+            now: 0,
+            wake: None,
+            hold_writes: false,
+            hold_reads: false,
+            writes: VecDeque::new(),
+            reads: VecDeque::new(),
+            read_count: 0,
+            workers: BTreeMap::new(),
+            runs: Vec::new(),
+            names: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            next_request: 0,
+        }
+    }
+
+    fn say(&mut self, line: impl std::fmt::Display) {
+        writeln!(self.out, "{line}").expect("writing to a string");
+    }
+
+    fn line(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["bounds", ref sizes @ ..] => sizes.iter().for_each(|size| self.bound(size)),
+            ["slots", worker, slots, ref queues @ ..] => self.slots(worker, slots, queues),
+            ["put", ref tasks @ ..] => self.put("q", tasks),
+            ["in", queue, "put", ref tasks @ ..] => self.put(queue, tasks),
+            ["done"] => self.end_oldest(),
+            ["done", task] => self.end(task, End::Succeeded),
+            ["fail", task] => self.end(task, End::Failed),
+            ["refuse", task] => self.refuse(task),
+            ["drain"] => {
+                while !self.runs.is_empty() {
+                    self.end_oldest();
+                }
+            }
+            ["cancel", task] => {
+                let task = self.task(task);
+                let request = self.request("cancel", vec![]);
+                self.step(Input::Cancel { request, task });
+            }
+            ["weight", key, weight] => {
+                let request = self.request("weight", vec![]);
+                let (queue, key, weight) = (queue_named("q"), key_named(key), Some(weight_of(weight)));
+                self.step(Input::SetWeight { request, queue, key, weight });
+            }
+            ["restart"] => self.restart(),
+            ["lose", worker] => {
+                let worker = worker_named(worker);
+                self.runs.retain(|(id, _)| *id != worker);
+                self.workers.remove(&worker);
+                self.step(Input::Lost { worker });
+            }
+            ["hold", "writes"] => self.hold_writes = true,
+            ["hold", "reads"] => self.hold_reads = true,
+            ["release"] => {
+                self.hold_writes = false;
+                self.hold_reads = false;
+                self.settle();
+            }
+            ["write"] => self.write_next(None),
+            ["write", "lost"] => self.write_next(Some(Fault::Lost)),
+            ["write", "unknown"] => self.write_next(Some(Fault::AnswerLost)),
+            ["read"] => self.read_next(false),
+            ["read", "lost"] => self.read_next(true),
+            ["wait", ms] => self.wait(ms.parse().expect("milliseconds")),
+            ["lanes"] => self.lanes(),
+            ["explain", task] => self.explain(task),
+            ["counts"] => self.show_counts(),
+            ["reads"] => self.say(format!("{} reads, {} on their way", self.read_count, self.reads.len())),
+            _ => panic!("what does {line:?} mean?"),
+        }
+    }
+
+    fn bound(&mut self, size: &str) {
+        let (name, value) = size.split_once('=').expect("name=value");
+        let value: u64 = value.parse().expect("a number");
+        match name {
+            "window" => self.bounds.window_rows = value as usize,
+            "page" => self.bounds.page_rows = value as usize,
+            "aside" => self.bounds.aside_after_ends = value as u32,
+            "aside_ms" => self.bounds.aside_after_ms = value,
+            "in_flight" => self.bounds.tasks_in_flight = value as usize,
+            _ => panic!("there is no bound {name}"),
+        }
+    }
+
+    // --- the shard ---
+
+    fn shard(&mut self) -> &mut Shard {
+        if self.shard.is_none() {
+            self.take();
+            self.step(Input::Open);
+        }
+        self.shard.as_mut().expect("it was taken")
+    }
+
+    fn take(&mut self) {
+        let taken = ready(self.store.take(SHARD)).expect("a memory store can be taken");
+        self.shard = Some(Shard::new(self.bounds.clone(), taken.epoch, taken.metadata));
+        self.writes.clear();
+        self.reads.clear();
+        self.wake = None;
+    }
+
+    fn restart(&mut self) {
+        self.say("restart");
+        self.take();
+        for (worker, (slots, queues)) in self.workers.clone() {
+            self.step(Input::Slots { worker, slots, queues });
+            let mine = self.runs.iter().filter(|(id, _)| *id == worker);
+            let running = mine.map(|(_, run)| run.clone()).collect();
+            self.step(Input::Report { worker, running, ended: Vec::new() });
+        }
+        self.step(Input::Open);
+    }
+
+    fn step(&mut self, input: Input) {
+        let now = Millis(self.now);
+        let mut effects = Vec::new();
+        let shard = self.shard();
+        shard.step(now, input, &mut effects);
+        shard.seal(&mut effects);
+        if let Err(what) = check::invariants(shard) {
+            panic!("{what}\nafter\n{}", self.out);
+        }
+        effects.into_iter().for_each(|effect| self.perform(effect));
+        self.settle();
+    }
+
+    /// Lets arrive what is not held.
+    fn settle(&mut self) {
+        loop {
+            if !self.hold_writes && !self.writes.is_empty() {
+                self.write_next(None);
+            } else if !self.hold_reads && !self.reads.is_empty() {
+                self.read_next(false);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Save { commit, changes } => self.writes.push_back((commit, changes)),
+            Effect::Load { load, lane, above, limit } => {
+                self.reads.push_back(Read::Lane { load, lane, above, limit });
+            }
+            Effect::LoadTask { load, task } => self.reads.push_back(Read::Task { load, task }),
+            Effect::Start { worker, run, .. } => {
+                let (name, on) = (self.name(run.task), self.on(worker));
+                let again =
+                    if run.attempt > 1 { format!(" (attempt {})", run.attempt) } else { String::new() };
+                self.say(format_args!("run {name}{on}{again}"));
+                self.runs.push((worker, run));
+            }
+            Effect::Stop { task, .. } => self.say(format_args!("stop {}", self.name(task))),
+            Effect::Acknowledge { .. } => {}
+            Effect::Answer { request, answer } => self.answered(request, answer),
+            Effect::Finished { task, outcome } => {
+                let outcome = format!("{outcome:?}").to_lowercase();
+                if outcome != "succeeded" {
+                    self.say(format_args!("{outcome} {}", self.name(task)));
+                }
+            }
+            Effect::Wake { at } => self.wake = Some(at),
+            Effect::Broken { what } => self.say(format_args!("broken: {what}")),
+        }
+    }
+
+    fn answered(&mut self, request: RequestId, answer: Result<Answer, Refusal>) {
+        let (what, names) = self.requests.remove(&request).expect("a request that was made");
+        match answer {
+            Ok(Answer::Accepted(tasks)) => {
+                for (task, name) in tasks.into_iter().zip(names) {
+                    self.names.insert(task, name);
+                }
+            }
+            Ok(Answer::WeightSet | Answer::Canceled) => {}
+            Ok(Answer::Stopping) => self.say("stopping"),
+            Err(refusal) => self.say(format_args!("{what} refused: {refusal}")),
+        }
+    }
+
+    // --- the store ---
+
+    fn write_next(&mut self, fault: Option<Fault>) {
+        let (commit, changes) = self.writes.pop_front().expect("a write on its way");
+        if let Some(fault) = fault {
+            self.store.fail_commit(fault);
+        }
+        // Tasks get their names when the store has them: the caller may never hear of them.
+        for change in &changes {
+            if let Change::Accepted(task) = change
+                && !self.names.contains_key(&task.id)
+            {
+                let named = self.requests.values().flat_map(|(_, names)| names).find(|name| {
+                    name.starts_with(&format!("{}/", task.key.as_str()))
+                        && !self.names.values().any(|taken| taken == *name)
+                });
+                let name = named.cloned().unwrap_or_else(|| format!("{}/?", task.key));
+                self.names.insert(task.id, name);
+            }
+        }
+        let epoch = self.shard().epoch();
+        match ready(self.store.commit(SHARD, epoch, changes)) {
+            Ok(()) => self.step(Input::Committed { commit }),
+            Err(error @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) => {
+                self.say(format_args!("write failed: {error}"));
+                self.restart();
+            }
+            Err(error @ (StoreError::Fenced { .. } | StoreError::Corrupt { .. })) => panic!("{error}"),
+        }
+    }
+
+    fn read_next(&mut self, lost: bool) {
+        let read = self.reads.pop_front().expect("a read on its way");
+        self.read_count += u64::from(matches!(read, Read::Lane { .. }) && !lost);
+        let input = if lost { read.fail() } else { read.happen(&self.store) };
+        self.step(input);
+    }
+
+    fn wait(&mut self, ms: u64) {
+        let until = self.now + ms;
+        while let Some(at) = self.wake.filter(|at| at.0 <= until) {
+            self.now = self.now.max(at.0);
+            self.wake = None;
+            self.step(Input::Tick);
+        }
+        self.now = until;
+    }
+
+    // --- workers and callers ---
+
+    fn slots(&mut self, worker: &str, slots: &str, queues: &[&str]) {
+        let worker = worker_named(worker);
+        let slots: u32 = slots.parse().expect("a number of slots");
+        let mut served: Vec<(QueueName, Weight)> = queues
+            .iter()
+            .map(|queue| {
+                let (name, weight) = queue.split_once('=').unwrap_or((queue, "1"));
+                (queue_named(name), weight_of(weight))
+            })
+            .collect();
+        if served.is_empty() {
+            served.push((queue_named("q"), Weight::ONE));
+        }
+        self.workers.insert(worker, (slots, served.clone()));
+        self.step(Input::Slots { worker, slots, queues: served });
+    }
+
+    fn put(&mut self, queue: &str, words: &[&str]) {
+        let mut tasks = Vec::new();
+        let mut names = Vec::new();
+        for word in words {
+            let mut parts = word.split(':');
+            let first = parts.next().expect("a key");
+            let (key, count) = first.split_once('*').unwrap_or((first, "1"));
+            let mut task = NewTask::new(key_named(key));
+            for part in parts {
+                let (name, value) = part.split_once('=').expect("name=value");
+                match name {
+                    "w" => task.weight = weight_of(value),
+                    "p" => task.priority = Priority(value.parse().expect("a priority")),
+                    "c" => task.class = Class(value.parse().expect("a class")),
+                    "x" => {
+                        task.cost = Cost::new(value.parse::<u32>().expect("a cost") * 1000).expect("a cost")
+                    }
+                    "t" => task.max_attempts = value.parse().expect("a number of tries"),
+                    _ => panic!("what is {name} of a task?"),
+                }
+            }
+            for _ in 0..count.parse::<u64>().expect("a count") {
+                let n = self.counts.entry(key.to_string()).or_default();
+                *n += 1;
+                names.push(format!("{key}/{n}"));
+                tasks.push(task.clone());
+            }
+        }
+        let request = self.request("put", names);
+        self.step(Input::Enqueue { request, queue: queue_named(queue), tasks });
+    }
+
+    fn request(&mut self, what: &str, names: Vec<String>) -> RequestId {
+        self.next_request += 1;
+        let request = RequestId(self.next_request);
+        self.requests.insert(request, (what.to_string(), names));
+        request
+    }
+
+    fn take_run(&mut self, name: &str) -> (WorkerId, Run) {
+        let n = self.runs.iter().position(|(_, run)| self.name(run.task) == name);
+        let n = n.unwrap_or_else(|| panic!("{name} does not run\n{}", self.out));
+        self.runs.remove(n)
+    }
+
+    fn end(&mut self, name: &str, end: End) {
+        let (worker, run) = self.take_run(name);
+        let Run { task, fence, attempt, .. } = run;
+        self.step(Input::Ended { worker, task, fence, attempt, end });
+    }
+
+    fn end_oldest(&mut self) {
+        let name = self.runs.first().map(|(_, run)| self.name(run.task)).expect("something runs");
+        self.end(&name, End::Succeeded);
+    }
+
+    fn refuse(&mut self, name: &str) {
+        let (worker, run) = self.take_run(name);
+        self.step(Input::Refused { worker, task: run.task, fence: run.fence });
+    }
+
+    fn task(&self, name: &str) -> TaskId {
+        let found = self.names.iter().find(|(_, n)| *n == name);
+        *found.unwrap_or_else(|| panic!("there is no task {name}")).0
+    }
+
+    fn name(&self, task: TaskId) -> String {
+        self.names.get(&task).cloned().unwrap_or_else(|| format!("task {task}"))
+    }
+
+    fn on(&self, worker: WorkerId) -> String {
+        if self.workers.len() > 1 { format!(" on w{worker}") } else { String::new() }
+    }
+
+    // --- showing ---
+
+    fn lanes(&mut self) {
+        self.shard();
+        let lines = self.store.look(SHARD, |tables| {
+            let mut lines = Vec::new();
+            for (lane, record) in &tables.lanes {
+                let rows = tables.rows.range((*lane, evenhand_core::backlog::Level::ZERO)..);
+                let rows = rows.take_while(|((id, _), _)| id == lane);
+                let rows: Vec<String> = rows
+                    .map(|((_, level), row)| format!("{}@{}", self.name(row.task), level.pass().time()))
+                    .collect();
+                lines.push(format!("lane {lane}: V={} rows [{}]", record.vtime, rows.join(" ")));
+            }
+            lines
+        });
+        lines.into_iter().for_each(|line| self.say(line));
+    }
+
+    fn explain(&mut self, name: &str) {
+        let task = self.task(name);
+        let line = match ready(self.store.read_task(SHARD, task)).expect("no fault was ordered") {
+            Some(task) => self.shard().explain(&task).to_string(),
+            None => "no such task".to_string(),
+        };
+        self.say(format_args!("{name}: {line}"));
+    }
+
+    fn show_counts(&mut self) {
+        let queue = queue_named("q");
+        if let Some(counts) = self.shard().counts(&queue) {
+            let t = counts.totals;
+            self.say(format_args!(
+                "waiting {} running {} succeeded {} failed {} canceled {}",
+                counts.waiting, counts.running, t.succeeded, t.failed, t.canceled
+            ));
+        }
+        let held = self.shard().held();
+        self.say(format_args!("in memory: {} rows, {} keys", held.rows, held.keys));
+    }
+}
+
+fn queue_named(name: &str) -> QueueName {
+    QueueName::new(name).expect("a good name")
+}
+
+fn key_named(key: &str) -> Key {
+    Key::new(key).expect("a good key")
+}
+
+fn weight_of(weight: &str) -> Weight {
+    Weight::new(weight.parse().expect("a number")).expect("a good weight")
+}
+
+fn worker_named(name: &str) -> WorkerId {
+    WorkerId(name.trim_start_matches('w').parse().expect("w and a number"))
+}
