@@ -60,7 +60,7 @@ pub(crate) struct EffortArgs {
     /// Measure each row for about this long instead, over all rounds.
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// Rounds; the median counts. One more is run first to warm up [default: 5].
+    /// Rounds; the median counts. As many cycles as there are tasks come first, to warm up [default: 5].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: Option<u32>,
 }

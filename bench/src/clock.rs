@@ -1,5 +1,8 @@
 //! Where the time of a round goes. Whoever runs cycles adds the time it spends inside the measured thing
 //! here; the rest of a round is the benchmark's own (making tasks, throwing effects away).
+//!
+//! Cycles per second on one core means on a core that does nothing else. Where others use the machine,
+//! [`on_cpu`] says how much of a round this thread really had a processor for.
 
 use std::time::{Duration, Instant};
 
@@ -22,4 +25,10 @@ pub(crate) fn timed<T>(sum: &mut Duration, what: impl FnOnce() -> T) -> T {
     let value = what();
     *sum += start.elapsed();
     value
+}
+
+/// For how long this thread has had a processor, where the system tells (Linux does).
+pub(crate) fn on_cpu() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }

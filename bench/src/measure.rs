@@ -1,13 +1,19 @@
 //! Rounds and medians. A machine is never quiet: each row is measured in several rounds, and the median
-//! counts. Things that are compared take turns, round by round, so that noise meets both.
+//! counts. Things that are compared take turns, round by round, so that noise meets them all, and it is
+//! their rounds that are compared. Time in which somebody else had the processor is taken off.
 
 use std::time::{Duration, Instant};
 
 use crate::Failure;
-use crate::clock::Spent;
+use crate::clock::{Spent, on_cpu};
 
 /// Something that runs cycles.
 pub(crate) trait Cycles {
+    /// Cycles after which nothing is left of how the backlog was built: every task that stood at first has
+    /// ended. Before that, the order in which it was built shows (memory is laid out in order, all keys
+    /// begin at the same time), and cycles are cheaper than they ever are again.
+    fn turnover(&self) -> u64;
+
     /// Runs some, and says how many.
     fn batch(&mut self) -> Result<u64, Failure>;
 
@@ -18,7 +24,7 @@ pub(crate) trait Cycles {
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
-    /// Rounds that count. One more comes first, to warm up.
+    /// Rounds that count. Before them comes a turnover of the backlog, to warm up.
     pub(crate) rounds: u32,
     /// The length of each.
     pub(crate) each: Each,
@@ -56,10 +62,16 @@ struct Round {
     whole: Duration,
 }
 
+impl Round {
+    fn inside(&self) -> f64 {
+        nanos(self.spent.inside) / self.cycles
+    }
+}
+
 impl Rounds {
     /// Nanoseconds that a cycle takes inside the measured thing.
     pub(crate) fn inside(&self) -> f64 {
-        self.median(|round| nanos(round.spent.inside) / round.cycles)
+        self.median(Round::inside)
     }
 
     /// Nanoseconds that a cycle takes inside the store.
@@ -82,18 +94,16 @@ impl Rounds {
         self.median(|round| 1000.0 * round.spent.reads as f64 / round.cycles)
     }
 
-    /// The spread inside: how far the slowest round is above the fastest, as a part of the fastest.
+    /// How far the slowest round is above the fastest, as a part of the fastest.
     pub(crate) fn spread(&self) -> f64 {
-        let each = self.0.iter().map(|round| nanos(round.spent.inside) / round.cycles);
+        let each = self.0.iter().map(Round::inside);
         let (low, high) = each.fold((f64::MAX, 0.0_f64), |(low, high), ns| (low.min(ns), high.max(ns)));
         high / low - 1.0
     }
 
-    /// The median, over rounds, of how often the other's cycle fits into one of these: the same number as
-    /// this rate divided by the other's.
-    pub(crate) fn rate_over(&self, other: &Rounds) -> f64 {
-        let per = |round: &Round| nanos(round.spent.inside) / round.cycles;
-        median(self.0.iter().zip(&other.0).map(|(this, that)| per(that) / per(this)).collect())
+    /// How many times the cost of the other's cycle one of these is: the median over rounds.
+    pub(crate) fn cost_over(&self, other: &Rounds) -> f64 {
+        median(self.0.iter().zip(&other.0).map(|(this, that)| this.inside() / that.inside()).collect())
     }
 
     fn median(&self, of: impl Fn(&Round) -> f64) -> f64 {
@@ -106,14 +116,25 @@ pub(crate) fn rate(nanos_per_cycle: f64) -> f64 {
     1e9 / nanos_per_cycle
 }
 
-/// Measures some things in turn.
-pub(crate) fn rounds<const N: usize>(effort: Effort, mut things: [&mut dyn Cycles; N]) -> Result<[Rounds; N], Failure> {
-    let mut all: [Rounds; N] = std::array::from_fn(|_| Rounds::default());
+/// Measures some things in turn: the rounds of each, in the same order.
+pub(crate) fn rounds(
+    name: &str,
+    effort: Effort,
+    things: &mut [&mut dyn Cycles],
+) -> Result<Vec<Rounds>, Failure> {
+    let mut all = vec![Rounds::default(); things.len()];
     for n in 0..=effort.rounds {
+        if n == 0 {
+            eprintln!("{name}: warming up until every standing task has been replaced");
+        } else {
+            eprintln!("{name}: round {n} of {}", effort.rounds);
+        }
         for (thing, rounds) in things.iter_mut().zip(&mut all) {
-            let round = one(*thing, effort.each)?;
-            if n > 0 {
-                rounds.0.push(round);
+            if n == 0 {
+                let turnover = Each::Cycles(thing.turnover());
+                one(*thing, turnover)?;
+            } else {
+                rounds.0.push(one(*thing, effort.each)?);
             }
         }
     }
@@ -122,7 +143,7 @@ pub(crate) fn rounds<const N: usize>(effort: Effort, mut things: [&mut dyn Cycle
 
 fn one(thing: &mut dyn Cycles, each: Each) -> Result<Round, Failure> {
     thing.spent();
-    let start = Instant::now();
+    let (start, had) = (Instant::now(), on_cpu());
     let mut cycles = 0;
     loop {
         cycles += thing.batch()?;
@@ -131,10 +152,16 @@ fn one(thing: &mut dyn Cycles, each: Each) -> Result<Round, Failure> {
             Each::Time(time) => start.elapsed() >= time,
         };
         if enough {
-            let whole = start.elapsed();
-            return Ok(Round { cycles: cycles as f64, spent: thing.spent(), whole });
+            break;
         }
     }
+    let (whole, has) = (start.elapsed(), on_cpu());
+    let mut spent = thing.spent();
+    // Being interrupted strikes everything alike, so everything is scaled alike.
+    let share = had.zip(has).map_or(1.0, |(had, has)| nanos(has - had) / nanos(whole)).clamp(0.01, 1.0);
+    spent.inside = spent.inside.mul_f64(share);
+    spent.store = spent.store.mul_f64(share);
+    Ok(Round { cycles: cycles as f64, spent, whole: whole.mul_f64(share) })
 }
 
 fn nanos(time: Duration) -> f64 {
@@ -166,6 +193,9 @@ mod tests {
     fn a_round_is_as_long_as_it_should_be() {
         struct Tens;
         impl Cycles for Tens {
+            fn turnover(&self) -> u64 {
+                50
+            }
             fn batch(&mut self) -> Result<u64, Failure> {
                 Ok(10)
             }
@@ -174,8 +204,7 @@ mod tests {
             }
         }
         let effort = Effort { rounds: 3, each: Each::Cycles(25) };
-        let [tens, again] = rounds(effort, [&mut Tens, &mut Tens]).unwrap();
-        assert_eq!((tens.0.len(), tens.0[0].cycles), (3, 30.0));
-        assert!((tens.rate_over(&again) - 1.0).abs() < 1e-9);
+        let all = rounds("test", effort, &mut [&mut Tens, &mut Tens]).unwrap();
+        assert_eq!((all.len(), all[0].0.len(), all[0].0[0].cycles), (2, 3, 30.0));
     }
 }

@@ -82,6 +82,10 @@ impl Yardstick {
 }
 
 impl Cycles for Yardstick {
+    fn turnover(&self) -> u64 {
+        self.load.tasks
+    }
+
     fn batch(&mut self) -> Result<u64, Failure> {
         let tasks: Result<Vec<NewTask>, Failure> =
             (0..self.load.batch).map(|_| self.load.random(0, &mut self.rng)).collect();

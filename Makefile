@@ -1,0 +1,50 @@
+# `make` lists what there is to do. One thing after the other, and the first failure ends it.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lint sim bench clean tools
+
+# Seeds of `make sim`: so many, from this one on.
+SEEDS ?= 20000
+START ?= 0
+# Arguments of `make bench`, e.g. ARGS='core --keys 1000'.
+ARGS ?=
+
+# The tests' own build of the simulator, with debug assertions and overflow checks.
+CHECKED_SIM := cargo run -q --profile test -p evenhand-sim --
+
+help: ## list the targets
+	@awk -F ':.* ## ' '/^[a-z-]+:.* ## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## show a day in the life of four tenants (there is no server yet)
+	cargo run --release -q -p evenhand-sim -- day
+
+test: tools lint ## everything that must pass before a commit
+	cargo test --workspace
+	$(CHECKED_SIM) run --seeds 300
+	$(CHECKED_SIM) canaries
+	@echo 'make test: all passed'
+
+# The core is looked at twice: with its deliberate bugs (the simulator turns them on for the whole
+# workspace), and as it ships.
+lint: ## formatting, lints, and the proof that the core's bans work
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p evenhand-core -- -D warnings
+	scripts/lint-proof
+
+sim: ## a long simulation: SEEDS=20000 START=0
+	cargo run --release -q -p evenhand-sim -- run --seeds $(SEEDS) --start $(START)
+
+# Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
+bench: ## measure the core: ARGS='core --keys 1000', or ARGS=--help
+	cargo run --release -p evenhand-bench -- $(ARGS)
+
+clean: ## remove what was built
+	cargo clean
+
+# What the tests need beside cargo, added where it is missing.
+tools:
+	@cargo --version >/dev/null || { echo 'Install Rust first: https://rustup.rs' >&2; exit 1; }
+	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
