@@ -58,7 +58,7 @@ pub enum Change {
         /// What to remember.
         record: Option<KeyRecord>,
     },
-    /// A lane's levels. Rows at or below the ack level are settled and may be deleted by range.
+    /// A lane's levels. Rows at or below the ack level are settled: delete them by range.
     Lane {
         /// The lane.
         lane: LaneId,

@@ -246,9 +246,15 @@ impl World {
     // --- owners ---
 
     fn take_over(&mut self) -> Result<(), String> {
+        if self.rng.chance(self.plan.commit_fault) {
+            self.store.fail_take(*self.rng.pick(&[Fault::Lost, Fault::AnswerLost]));
+        }
         let taken = match ready(self.store.take(SHARD)) {
             Ok(taken) => taken,
-            Err(error) => return Err(format!("the shard cannot be taken: {error}")),
+            Err(_) => {
+                self.soon(Event::TakeOver);
+                return Ok(());
+            }
         };
         self.oracle.taken(taken.epoch)?;
         let bounds = self.plan.bounds.clone();

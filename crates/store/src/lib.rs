@@ -27,7 +27,9 @@ pub trait Store: Send + Sync {
     /// that does not exist begins empty.
     fn take(&self, shard: ShardId) -> impl Future<Output = Result<Taken, StoreError>> + Send;
 
-    /// Makes the changes durable, all or none, if the epoch is still the shard's.
+    /// Makes the changes durable, all or none, in their order, if the epoch is still the shard's (an empty
+    /// list only asks that). An owner sends its commits one after the other: the next one only when the
+    /// last has been acknowledged, and none after one that was not.
     fn commit(
         &self,
         shard: ShardId,
@@ -35,8 +37,8 @@ pub trait Store: Send + Sync {
         changes: Vec<Change>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Reads rows of a lane above a level, in order, at most `limit`. Starts at that level: what was
-    /// deleted below it must cost nothing.
+    /// Reads rows of a lane above a level, in order: `limit` of them, or all there are. Starts at that
+    /// level: what was deleted below it must cost nothing.
     fn read_lane(
         &self,
         shard: ShardId,
@@ -52,7 +54,8 @@ pub trait Store: Send + Sync {
         task: TaskId,
     ) -> impl Future<Output = Result<Option<Task>, StoreError>> + Send;
 
-    /// Lists tasks by id, those after `after`, at most `limit`, of one queue if one is named.
+    /// Lists tasks by id, those after `after`, of one queue if one is named: `limit` of them, or all there
+    /// are.
     fn list_tasks(
         &self,
         shard: ShardId,

@@ -43,6 +43,7 @@ struct Inner {
     shards: BTreeMap<ShardId, Tables>,
     commit_faults: VecDeque<Fault>,
     read_faults: VecDeque<Fault>,
+    take_faults: VecDeque<Fault>,
     flaw: Option<Flaw>,
 }
 
@@ -77,7 +78,12 @@ impl Memory {
         self.lock().commit_faults.push_back(fault);
     }
 
-    /// Orders a fault for a coming read.
+    /// Orders a fault for a coming take.
+    pub fn fail_take(&self, fault: Fault) {
+        self.lock().take_faults.push_back(fault);
+    }
+
+    /// Orders a fault for a coming read. Whichever it is, the read has no answer.
     pub fn fail_read(&self, fault: Fault) {
         self.lock().read_faults.push_back(fault);
     }
@@ -111,9 +117,16 @@ impl Store for Memory {
     async fn take(&self, shard: ShardId) -> Result<Taken, StoreError> {
         let mut inner = self.lock();
         let raise = inner.flaw != Some(Flaw::EpochNotRaised);
+        let fault = inner.take_faults.pop_front();
+        if matches!(fault, Some(Fault::Lost | Fault::Full)) {
+            return Err(unavailable("take"));
+        }
         let tables = inner.shards.entry(shard).or_default();
         if raise || tables.epoch == Epoch(0) {
             tables.epoch.0 += 1;
+        }
+        if fault == Some(Fault::AnswerLost) {
+            return Err(unavailable("take"));
         }
         Ok(Taken { epoch: tables.epoch, metadata: tables.metadata() })
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::vtime::Pass;
 
-/// Bits of the seq: 2^48 tasks, 89 years at 100,000 a second.
+/// Bits of the seq: 2^47 tasks and as many retries, 44 years at 100,000 a second.
 const SEQ_BITS: u32 = 48;
 
 /// The place of a task in its lane. Lower is served first.
@@ -17,6 +17,8 @@ impl Level {
     pub const ZERO: Level = Level(0);
     /// The last seq a shard can hand out.
     pub const LAST_SEQ: u64 = (1 << SEQ_BITS) - 1;
+    /// The last seq it gives to a new task; the rest is for retries, which cannot be refused.
+    pub const LAST_NEW_SEQ: u64 = Level::LAST_SEQ / 2;
 
     /// The level of a task placed at `pass` with `seq`.
     pub fn new(pass: Pass, seq: u64) -> Level {

@@ -65,7 +65,7 @@ impl Shard {
 
     fn has_room_for_tasks(&self, queue: &QueueName, tasks: &[NewTask]) -> Result<(), Refusal> {
         self.store_keeps_up(tasks.len())?;
-        if self.next_seq + tasks.len() as u64 > Level::LAST_SEQ {
+        if self.next_seq + tasks.len() as u64 > Level::LAST_NEW_SEQ {
             return Err(Refusal::limited("this shard has numbered all the tasks it can; move the queue"));
         }
         let Some(id) = self.names.get(queue) else { return Ok(()) };

@@ -316,6 +316,7 @@ impl Shard {
         lane.ends_behind = lane.ends_behind.saturating_sub(1);
         self.batch.changes.push(Change::SetAside { task, lane: id, level });
         self.dirty_lanes.insert(ix);
+        self.hungry.insert(ix);
         self.task_changed(task);
         true
     }

@@ -199,7 +199,10 @@ impl Shard {
     }
 
     fn restore(&mut self, mut metadata: Metadata) {
+        // Whatever order a store returns them in, the same shard comes out.
         metadata.queues.sort_by_key(|(id, _)| *id);
+        metadata.lanes.sort_by_key(|(id, _)| *id);
+        metadata.keys.sort_by(|(a_lane, a, _), (b_lane, b, _)| (a_lane, a).cmp(&(b_lane, b)));
         for (_, record) in metadata.queues {
             self.add_queue(record);
         }

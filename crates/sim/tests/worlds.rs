@@ -1,0 +1,293 @@
+//! Larger worlds: crowds of keys, restarts with many of them, crashes at every point, zombies, and the
+//! simulator's own honesty (the same seed gives the same effects; every canary is caught).
+
+use std::collections::BTreeMap;
+
+use evenhand_core::backlog::Weight;
+use evenhand_core::life::End;
+use evenhand_core::names::{Key, QueueName, WorkerId};
+use evenhand_core::{Bounds, Input, NewTask, Run};
+use evenhand_sim::driver::{Driver, Event, SHARD, Trouble};
+use evenhand_sim::plan::Plan;
+use evenhand_sim::rng::Rng;
+use evenhand_sim::{canaries, fair, play, world};
+use evenhand_store::StoreError;
+
+const WORKER: WorkerId = WorkerId(1);
+
+fn queue() -> QueueName {
+    QueueName::new("q").unwrap()
+}
+
+fn key(n: u64) -> Key {
+    Key::new(&format!("key-{n}")).unwrap()
+}
+
+/// A driver for large worlds: the invariants are checked now and then by hand.
+fn large() -> Driver {
+    let mut driver = Driver::fresh(Bounds { window_rows: 5_000, page_rows: 2_000, ..Bounds::default() });
+    driver.checks = false;
+    driver
+}
+
+fn put(driver: &mut Driver, keys: impl IntoIterator<Item = u64>) {
+    let tasks: Vec<NewTask> = keys.into_iter().map(|n| NewTask::new(key(n))).collect();
+    for some in tasks.chunks(5_000) {
+        driver.enqueue(&queue(), some.to_vec()).unwrap();
+    }
+}
+
+fn slots(driver: &mut Driver, slots: u32) {
+    driver.tell(Input::Slots { worker: WORKER, slots, queues: vec![(queue(), Weight::ONE)] }).unwrap();
+}
+
+fn started(driver: &mut Driver) -> Vec<Run> {
+    let started = |event| if let Event::Started(_, run) = event { Some(run) } else { None };
+    driver.events().into_iter().filter_map(started).collect()
+}
+
+/// Runs everything on one slot and returns the keys in the order in which they were started.
+fn serve_all(driver: &mut Driver) -> Vec<Key> {
+    let mut order = Vec::new();
+    slots(driver, 1);
+    let mut running = started(driver);
+    while let Some(run) = running.pop() {
+        order.push(run.key.clone());
+        driver.end(WORKER, &run, End::Succeeded).unwrap();
+        running.extend(started(driver));
+    }
+    evenhand_core::check::invariants(&driver.shard).unwrap();
+    driver.settle().unwrap();
+    order
+}
+
+// Scenario 10, third part.
+#[test]
+fn weights_501_and_1000_differ_by_their_true_ratio() {
+    let mut driver = large();
+    for (n, weight) in [(1, 501.0), (2, 1000.0)] {
+        let mut task = NewTask::new(key(n));
+        task.weight = Weight::new(weight).unwrap();
+        for _ in 0..4 {
+            driver.enqueue(&queue(), vec![task.clone(); 5_000]).unwrap();
+        }
+    }
+    let order = serve_all(&mut driver);
+    // Of the first 15,010 starts, the weights give 501 / 1501 to the first key.
+    let first = order[..15_010].iter().filter(|k| **k == key(1)).count();
+    assert!((5_009..=5_011).contains(&first), "{first} of 15,010, due are 5,010");
+}
+
+// Scenario 11.
+#[test]
+fn light_keys_come_earlier_and_the_heaviest_later_than_in_order_of_arrival() {
+    let mut driver = large();
+    let mut rng = Rng::new(11);
+    let arrivals: Vec<u64> = (0..100_000).map(|_| rng.zipf(90)).collect();
+    put(&mut driver, arrivals.iter().copied());
+    let order = serve_all(&mut driver);
+    assert_eq!(order.len(), arrivals.len());
+
+    let mean = |positions: &[usize]| positions.iter().sum::<usize>() as f64 / positions.len() as f64;
+    let mut arrived: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
+    let mut served: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
+    arrivals.iter().enumerate().for_each(|(at, &n)| arrived.entry(key(n)).or_default().push(at));
+    order.iter().enumerate().for_each(|(at, k)| served.entry(k.clone()).or_default().push(at));
+    let mut by_size: Vec<&Key> = arrived.keys().collect();
+    by_size.sort_by_key(|k| arrived[*k].len());
+    for light in &by_size[..45] {
+        assert!(mean(&served[*light]) < mean(&arrived[*light]), "light key {light} was not served earlier");
+    }
+    let heaviest = by_size[89];
+    assert!(mean(&served[heaviest]) > mean(&arrived[heaviest]), "the heaviest key was not served later");
+}
+
+#[test]
+fn equal_keys_finish_within_one_round_of_each_other() {
+    for (keys, each) in [(50, 200), (50_000, 2)] {
+        let mut driver = large();
+        put(&mut driver, (0..keys).flat_map(|n| std::iter::repeat_n(n, each)));
+        let order = serve_all(&mut driver);
+        let mut last: BTreeMap<&Key, usize> = BTreeMap::new();
+        order.iter().enumerate().for_each(|(at, key)| {
+            last.insert(key, at);
+        });
+        let first_to_finish = last.values().min().unwrap();
+        assert!(
+            order.len() - first_to_finish <= keys as usize,
+            "{keys} keys finished more than a round apart"
+        );
+    }
+}
+
+// Scenario 12.
+#[test]
+fn after_a_restart_with_100_000_keys_each_goes_on_behind_its_own() {
+    let mut driver = large();
+    put(&mut driver, (0..100_000).chain(0..100_000));
+    driver.retake().unwrap();
+    driver.tell(Input::Open).unwrap();
+    put(&mut driver, 0..100_000);
+    let places: BTreeMap<Key, Vec<(u64, u64)>> = driver.store.look(SHARD, |tables| {
+        let mut places: BTreeMap<Key, Vec<(u64, u64)>> = BTreeMap::new();
+        for ((_, level), row) in &tables.rows {
+            places
+                .entry(row.key.clone())
+                .or_default()
+                .push((level.pass().time().to_f64() as u64, row.task.0));
+        }
+        places
+    });
+    assert_eq!(places.len(), 100_000);
+    for (key, mut places) in places {
+        places.sort_unstable_by_key(|(_, task)| *task);
+        let passes: Vec<u64> = places.iter().map(|(pass, _)| *pass).collect();
+        assert_eq!(passes, [0, 1, 2], "{key} was not placed behind its own tasks");
+    }
+}
+
+// Scenario 14, last sentence.
+#[test]
+fn one_new_key_per_dispatch_does_not_starve_a_key_with_a_backlog() {
+    let mut driver = large();
+    put(&mut driver, std::iter::repeat_n(0, 2_000));
+    slots(&mut driver, 1);
+    let mut running = started(&mut driver);
+    let mut standing = 0;
+    for n in 1..=3_000 {
+        let run = running.pop().unwrap();
+        standing += u64::from(run.key == key(0));
+        put(&mut driver, [n]);
+        driver.end(WORKER, &run, End::Succeeded).unwrap();
+        running.extend(started(&mut driver));
+    }
+    // Newcomers arrive as fast as tasks are started, so they queue up beside it; were V held still, it
+    // would not be served at all.
+    assert!(standing > 50, "the standing key was started {standing} times in 3,000");
+}
+
+// Scenario 17a.
+#[test]
+fn a_retry_is_not_sent_behind_its_keys_backlog() {
+    let mut driver = large();
+    put(&mut driver, std::iter::repeat_n(1, 50_000).chain(std::iter::repeat_n(2, 50)));
+    slots(&mut driver, 1);
+    let run = started(&mut driver).pop().unwrap();
+    driver.end(WORKER, &run, End::Failed).unwrap();
+    for wait in 0..5 {
+        let next = started(&mut driver).pop().unwrap();
+        if next.task == run.task {
+            assert_eq!(next.attempt, 2);
+            return;
+        }
+        assert!(wait < 4, "the retry still waits after {wait} others");
+        driver.end(WORKER, &next, End::Succeeded).unwrap();
+    }
+}
+
+#[test]
+fn a_hundred_thousand_one_shot_keys_are_all_forgotten_when_idle() {
+    let mut driver = large();
+    put(&mut driver, 0..100_000);
+    assert_eq!(serve_all(&mut driver).len(), 100_000);
+    let held = driver.shard.held();
+    assert_eq!((held.keys, held.alarms, held.rows, held.runs), (0, 0, 0, 0));
+    assert_eq!(
+        driver.store.look(SHARD, |tables| (tables.keys.len(), tables.rows.len(), tables.tasks.len())),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn a_window_far_smaller_than_the_backlog_reads_each_row_about_once() {
+    let mut driver = large();
+    put(&mut driver, (0..60_000).map(|n| n % 7));
+    assert_eq!(serve_all(&mut driver).len(), 60_000);
+    assert!(driver.reads < 100, "{} reads for 60,000 rows in pages of 2,000", driver.reads);
+}
+
+#[test]
+fn a_long_runner_leaves_no_field_of_deleted_rows() {
+    let mut driver = Driver::fresh(Bounds { aside_after_ends: 100, ..Bounds::default() });
+    driver.checks = false;
+    put(&mut driver, (0..5_000).map(|n| n % 3));
+    slots(&mut driver, 2);
+    let mut running = started(&mut driver);
+    let stuck = running.remove(0);
+    while let Some(run) = running.pop() {
+        driver.end(WORKER, &run, End::Succeeded).unwrap();
+        running.extend(started(&mut driver));
+        let deleted = driver.store.look(SHARD, |tables| tables.deleted.len());
+        assert!(deleted <= 100, "a new owner would pass over {deleted} deleted rows");
+    }
+    driver.end(WORKER, &stuck, End::Succeeded).unwrap();
+    assert_eq!(driver.store.look(SHARD, |tables| tables.tasks.len()), 0);
+}
+
+// Scenario 13.
+#[test]
+fn an_owner_that_lost_the_shard_changes_nothing() {
+    let mut old = Driver::fresh(Bounds::default());
+    put(&mut old, [1, 1, 2]);
+    slots(&mut old, 1);
+    let run = started(&mut old).pop().unwrap();
+    let mut new = Driver::take(old.store.clone(), Bounds::default(), None, old.now).unwrap();
+    new.tell(Input::Report { worker: WORKER, running: vec![run.clone()], ended: Vec::new() }).unwrap();
+    new.tell(Input::Open).unwrap();
+    put(&mut new, [3]);
+    let before = new.store.look(SHARD, Clone::clone);
+
+    let fenced =
+        |result: Result<(), Trouble>| matches!(result, Err(Trouble::Store(StoreError::Fenced { .. })));
+    let mut zombie = old.shard.clone();
+    assert!(fenced(old.end(WORKER, &run, End::Succeeded)), "it finished a task");
+    std::mem::swap(&mut zombie, &mut old.shard);
+    assert!(fenced(old.enqueue(&queue(), vec![NewTask::new(key(9))])), "it accepted a task");
+    assert_eq!(new.store.look(SHARD, Clone::clone), before);
+    assert!(old.events().iter().all(|event| !matches!(event, Event::Answered(..) | Event::Acknowledged(..))));
+}
+
+// Scenario 19, as far as there are writes.
+#[test]
+fn a_crash_at_every_point_loses_nothing() {
+    for seed in 0..12 {
+        let short = |options| {
+            let mut rng = Rng::new(seed);
+            let plan = Plan { actions: 10, ..Plan::new(&mut rng) };
+            world::play_plan(seed, rng, plan, options)
+        };
+        let calm = short(world::Options::default()).unwrap();
+        for crash_at in 1..calm.steps {
+            let options = world::Options { crash_at: Some(crash_at), ..world::Options::default() };
+            if let Err(violation) = short(options) {
+                panic!("crash at {crash_at}: {violation}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_effects() {
+    for seed in 0..40 {
+        let options = world::Options { digest: true, ..world::Options::default() };
+        let (first, second) = (world::play(seed, options).unwrap(), world::play(seed, options).unwrap());
+        assert_eq!(first, second, "seed {seed}");
+        assert_eq!(fair::play(seed, None, false).unwrap(), fair::play(seed, None, false).unwrap());
+    }
+}
+
+#[test]
+fn some_seeds_break_nothing() {
+    for seed in 1_000_000..1_000_150 {
+        if let Err(violation) = play(seed, None) {
+            panic!("{violation}");
+        }
+    }
+}
+
+#[test]
+fn every_canary_is_caught() {
+    for (canary, text) in canaries::all() {
+        assert!(canaries::hunt(canary, 300).is_some(), "survived: {text}");
+    }
+}
