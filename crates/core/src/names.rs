@@ -66,6 +66,13 @@ number!(
     Class(u8)
 );
 
+impl Millis {
+    /// So many milliseconds later; the end of time if that is later still.
+    pub(crate) fn plus(self, ms: u64) -> Millis {
+        Millis(self.0.saturating_add(ms))
+    }
+}
+
 impl Priority {
     /// The priority of a task that does not say.
     pub const DEFAULT: Priority = Priority(5);
@@ -98,7 +105,8 @@ pub struct Fence {
     pub dispatch: u64,
 }
 
-/// A queue's name: letters, digits, `.`, `_` and `-`, so that it can stand in a URL as it is.
+/// A queue's name: letters, digits, `.`, `_` and `-`, beginning with a letter or digit, so that it can
+/// stand in a URL as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
@@ -111,6 +119,9 @@ impl QueueName {
         if name.len() > bounds::QUEUE_NAME_BYTES {
             let (is, most) = (name.len(), bounds::QUEUE_NAME_BYTES);
             return Err(Refusal::too_large("queue", format!("has {is} bytes; at most {most} are allowed")));
+        }
+        if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            return Err(Refusal::invalid("queue", format!("{name:?} must begin with a letter or a digit")));
         }
         match name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))) {
             Some(bad) => Err(Refusal::invalid(

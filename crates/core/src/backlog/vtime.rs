@@ -115,7 +115,7 @@ impl Weight {
         let wrong = |why: &str| {
             Refusal::invalid(
                 "weight",
-                format!("{weight} {why}; use 0.001 to 1000 with at most three decimals"),
+                format!("{weight:?} {why}; use 0.001 to 1000 with at most three decimals"),
             )
         };
         if weight.is_nan() {

@@ -6,7 +6,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::Change;
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, Millis, QueueId, RequestId};
+use crate::names::{CommitId, QueueId, RequestId};
 
 /// Between two rounds of forgetting keys, each of a bounded size.
 const FORGET_AFTER_MS: u64 = 100;
@@ -133,7 +133,7 @@ impl Shard {
         }
         if lane.more_to_forget && !lane.forget_armed {
             lane.forget_armed = true;
-            self.arm(Millis(self.now.0 + FORGET_AFTER_MS), Timer::Forget(ix));
+            self.arm(self.now.plus(FORGET_AFTER_MS), Timer::Forget(ix));
         }
     }
 

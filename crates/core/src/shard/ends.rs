@@ -283,7 +283,7 @@ impl Shard {
         let Some(started) = self.first_stuck(ix) else { return };
         if !self.lanes[ix.0].aside_armed {
             self.lanes[ix.0].aside_armed = true;
-            let at = Millis(started.0 + self.bounds.aside_after_ms).max(Millis(self.now.0 + 1));
+            let at = started.plus(self.bounds.aside_after_ms).max(self.now.plus(1));
             self.arm(at, Timer::SetAside(ix));
         }
     }
@@ -296,7 +296,7 @@ impl Shard {
 
     pub(super) fn on_aside_timer(&mut self, ix: LaneIx) {
         self.lanes[ix.0].aside_armed = false;
-        while self.first_stuck(ix).is_some_and(|started| started.0 + self.bounds.aside_after_ms <= self.now.0)
+        while self.first_stuck(ix).is_some_and(|started| started.plus(self.bounds.aside_after_ms) <= self.now)
         {
             if !self.set_aside_first(ix) {
                 break;

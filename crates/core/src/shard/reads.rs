@@ -158,5 +158,5 @@ fn foreign_task(task: TaskId) -> String {
 
 fn retry_at(now: Millis, failures: u32) -> Millis {
     let wait = bounds::READ_RETRY_MS << failures.min(16);
-    Millis(now.0 + wait.min(bounds::READ_RETRY_MAX_MS))
+    now.plus(wait.min(bounds::READ_RETRY_MAX_MS))
 }

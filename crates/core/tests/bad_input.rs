@@ -1,0 +1,248 @@
+//! Bad input: each a clear refusal that names the field, and nothing changed.
+
+use evenhand_core::backlog::{Cost, Weight};
+use evenhand_core::life::End;
+use evenhand_core::messages::Answer;
+use evenhand_core::names::{
+    Class, CommitId, Epoch, Fence, Key, LoadId, Millis, Priority, QueueName, RequestId, TaskId, WorkerId,
+};
+use evenhand_core::{Bounds, Effect, Input, Metadata, NewTask, Refusal, Shard, bounds, check};
+use expect_test::{Expect, expect};
+
+fn said<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {
+    match result {
+        Ok(value) => format!("accepted {value:?}"),
+        Err(refusal) => refusal.to_string(),
+    }
+}
+
+fn check_all(lines: Vec<String>, expected: Expect) {
+    expected.assert_eq(&(lines.join("\n") + "\n"));
+}
+
+#[test]
+fn weights_are_refused_not_clamped() {
+    let weights = [
+        0.0,
+        -1.0,
+        0.0009,
+        0.001,
+        0.0015,
+        0.1 + 0.2,
+        0.3,
+        501.0,
+        1000.0,
+        1000.001,
+        1e300,
+        f64::INFINITY,
+        f64::NAN,
+    ];
+    check_all(
+        weights.into_iter().map(|weight| said(Weight::new(weight))).collect(),
+        expect![[r#"
+            invalid: weight: 0.0 is out of range; use 0.001 to 1000 with at most three decimals
+            invalid: weight: -1.0 is out of range; use 0.001 to 1000 with at most three decimals
+            invalid: weight: 0.0009 is out of range; use 0.001 to 1000 with at most three decimals
+            accepted Weight(1)
+            invalid: weight: 0.0015 has more than three decimals; use 0.001 to 1000 with at most three decimals
+            invalid: weight: 0.30000000000000004 has more than three decimals; use 0.001 to 1000 with at most three decimals
+            accepted Weight(300)
+            accepted Weight(501000)
+            accepted Weight(1000000)
+            invalid: weight: 1000.001 is out of range; use 0.001 to 1000 with at most three decimals
+            invalid: weight: 1e300 is out of range; use 0.001 to 1000 with at most three decimals
+            invalid: weight: inf is out of range; use 0.001 to 1000 with at most three decimals
+            invalid: weight: NaN is not a number; use 0.001 to 1000 with at most three decimals
+        "#]],
+    );
+}
+
+#[test]
+fn costs_are_refused_not_clamped() {
+    check_all(
+        [0, 1, 1_000_000_000, 1_000_000_001, u32::MAX].map(|cost| said(Cost::new(cost))).to_vec(),
+        expect![[r#"
+            invalid: cost: 0 is out of range; use 0.001 to 1000000
+            accepted Cost(1)
+            accepted Cost(1000000000)
+            invalid: cost: 1000000.001 is out of range; use 0.001 to 1000000
+            invalid: cost: 4294967.295 is out of range; use 0.001 to 1000000
+        "#]],
+    );
+}
+
+#[test]
+fn queue_names_fit_a_url() {
+    let long = "q".repeat(65);
+    let names = ["", "render", "a/b", "a b", "a\"b", "a\0b", "große", "😀", "..", &long];
+    check_all(
+        names.into_iter().map(|name| said(QueueName::new(name))).collect(),
+        expect![[r#"
+            invalid: queue: is empty; give a name such as `render`
+            accepted QueueName("render")
+            invalid: queue: contains '/'; use letters, digits, `.`, `_` and `-`
+            invalid: queue: contains ' '; use letters, digits, `.`, `_` and `-`
+            invalid: queue: contains '"'; use letters, digits, `.`, `_` and `-`
+            invalid: queue: contains '\0'; use letters, digits, `.`, `_` and `-`
+            invalid: queue: contains 'ß'; use letters, digits, `.`, `_` and `-`
+            invalid: queue: "😀" must begin with a letter or a digit
+            invalid: queue: ".." must begin with a letter or a digit
+            too_large: queue: has 65 bytes; at most 64 are allowed
+        "#]],
+    );
+}
+
+#[test]
+fn keys_are_any_text_without_control_characters() {
+    let long = "k".repeat(257);
+    let keys = ["", "acme", "a/b", "a \"b\"", "a\0b", "a\nb", "große 😀", &long];
+    check_all(
+        keys.into_iter().map(|key| said(Key::new(key))).collect(),
+        expect![[r#"
+        accepted Key("")
+        accepted Key("acme")
+        accepted Key("a/b")
+        accepted Key("a \"b\"")
+        invalid: key: contains the control character '\0'; remove it
+        invalid: key: contains the control character '\n'; remove it
+        accepted Key("große 😀")
+        too_large: key: has 257 bytes; at most 256 are allowed
+    "#]],
+    );
+}
+
+fn shard() -> Shard {
+    let mut shard = Shard::new(Bounds::default(), Epoch(1), Metadata::default());
+    shard.step(Millis(0), Input::Open, &mut Vec::new());
+    shard
+}
+
+fn task() -> NewTask {
+    NewTask::new(Key::shared())
+}
+
+fn enqueue(shard: &mut Shard, tasks: Vec<NewTask>) -> String {
+    let mut effects = Vec::new();
+    let queue = QueueName::new("q").unwrap();
+    shard.step(Millis(0), Input::Enqueue { request: RequestId(1), queue, tasks }, &mut effects);
+    shard.seal(&mut effects);
+    check::invariants(shard).unwrap();
+    match &effects[..] {
+        [Effect::Answer { answer: Err(refusal), .. }] => refusal.to_string(),
+        [Effect::Save { changes, .. }] => format!("{} changes", changes.len()),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_bad_task_refuses_the_whole_call_and_changes_nothing() {
+    let mut shard = shard();
+    let with = |change: fn(&mut NewTask)| {
+        let mut bad = task();
+        change(&mut bad);
+        vec![task(), bad]
+    };
+    let large = vec![0; bounds::PAYLOAD_BYTES].into();
+    let calls = vec![
+        vec![],
+        vec![task(); bounds::TASKS_PER_ENQUEUE + 1],
+        with(|task| task.priority = Priority(10)),
+        with(|task| task.class = Class(200)),
+        with(|task| task.max_attempts = 0),
+        with(|task| task.max_attempts = 1_001),
+        with(|task| task.payload = vec![0; 10_000_000].into()),
+        vec![NewTask { payload: large, ..task() }; 17],
+    ];
+    let untouched = format!("{shard:?}");
+    let said = calls.into_iter().map(|call| enqueue(&mut shard, call)).collect();
+    assert_eq!(format!("{shard:?}"), untouched);
+    check_all(
+        said,
+        expect![[r#"
+        invalid: tasks: is empty; give at least one task
+        too_large: tasks: has 10001 tasks; send at most 10000 in one call
+        invalid: tasks[1].priority: 10 is out of range; use 0 (first) to 9
+        invalid: tasks[1].class: 200 is not a class of this queue
+        invalid: tasks[1].max_attempts: 0 is out of range; use 1 to 1000
+        invalid: tasks[1].max_attempts: 1001 is out of range; use 1 to 1000
+        too_large: tasks[1].payload: has 10000000 bytes, at most 1048576 are allowed; store it elsewhere and send its address
+        too_large: tasks: has 17825792 bytes of payload; send at most 16777216 in one call
+    "#]],
+    );
+}
+
+#[test]
+fn the_largest_call_is_accepted() {
+    let said = enqueue(&mut shard(), vec![task(); bounds::TASKS_PER_ENQUEUE]);
+    expect!["10004 changes"].assert_eq(&said);
+}
+
+#[test]
+fn times_in_the_far_past_and_future_are_only_numbers() {
+    let mut shard = shard();
+    let mut effects = Vec::new();
+    for now in [u64::MAX, 0, 1] {
+        shard.step(Millis(now), Input::Tick, &mut effects);
+        enqueue(&mut shard, vec![task()]);
+    }
+}
+
+/// What no well-behaved shell would say. None of it may panic or change what is accepted.
+#[test]
+fn facts_about_unknown_things_are_ignored_or_answered() {
+    let mut shard = shard();
+    let fence = Fence { epoch: Epoch(9), dispatch: 9 };
+    let (worker, task) = (WorkerId(9), TaskId(9));
+    let facts = vec![
+        Input::Refused { worker, task, fence },
+        Input::Lost { worker },
+        Input::LoadFailed { load: LoadId(9) },
+        Input::Loaded { load: LoadId(9), rows: Vec::new(), end: true },
+        Input::TaskLoaded { load: LoadId(9), task: None },
+        Input::Slots { worker, slots: u32::MAX, queues: Vec::new() },
+        Input::Slots { worker, slots: 0, queues: vec![(QueueName::new("q").unwrap(), Weight::MAX); 100] },
+        Input::Open,
+    ];
+    for fact in facts {
+        let mut effects = Vec::new();
+        shard.step(Millis(1), fact, &mut effects);
+        assert_eq!(effects, []);
+        check::invariants(&shard).unwrap();
+    }
+    let mut effects = Vec::new();
+    shard.step(Millis(1), Input::Committed { commit: CommitId(7) }, &mut effects);
+    assert!(matches!(&effects[..], [Effect::Broken { .. }]), "a commit that was never asked for");
+    // The end of a run that nobody knows: the store is asked, and then the worker is told to forget it.
+    let mut effects = Vec::new();
+    shard.step(
+        Millis(1),
+        Input::Ended { worker, task, fence, attempt: 1, end: End::Succeeded },
+        &mut effects,
+    );
+    let [Effect::LoadTask { load, .. }] = effects[..] else { panic!("{effects:?}") };
+    let mut effects = Vec::new();
+    shard.step(Millis(1), Input::TaskLoaded { load, task: None }, &mut effects);
+    assert_eq!(effects, [Effect::Acknowledge { worker, task, fence }]);
+    // A cancel of a task that does not exist.
+    let mut effects = Vec::new();
+    shard.step(Millis(1), Input::Cancel { request: RequestId(2), task }, &mut effects);
+    let [Effect::LoadTask { load, .. }] = effects[..] else { panic!("{effects:?}") };
+    let mut effects = Vec::new();
+    shard.step(Millis(1), Input::TaskLoaded { load, task: None }, &mut effects);
+    assert!(matches!(&effects[..], [Effect::Answer { answer: Err(_), .. }]), "{effects:?}");
+}
+
+#[test]
+fn an_answer_waits_for_its_commit() {
+    let mut shard = shard();
+    let mut effects = Vec::new();
+    let queue = QueueName::new("q").unwrap();
+    shard.step(Millis(0), Input::Enqueue { request: RequestId(1), queue, tasks: vec![task()] }, &mut effects);
+    assert_eq!(effects, []);
+    shard.seal(&mut effects);
+    let [Effect::Save { commit, .. }] = effects[..] else { panic!("{effects:?}") };
+    effects.clear();
+    shard.step(Millis(0), Input::Committed { commit }, &mut effects);
+    let answer = Ok(Answer::Accepted(vec![TaskId(1)]));
+    assert_eq!(effects, [Effect::Answer { request: RequestId(1), answer }]);
+}
