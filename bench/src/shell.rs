@@ -97,7 +97,7 @@ impl Shell {
         let mut shell = Shell {
             load,
             rng: Rng::new(seed),
-            shard: Shard::new(bounds, epoch, metadata),
+            shard: Shard::new(bounds, epoch, 7, metadata),
             store,
             queues: queues?,
             runs: VecDeque::new(),

@@ -145,7 +145,7 @@ impl fmt::Display for QueueName {
 }
 
 /// Whom a task is charged to. The empty key is the shared one of tasks that name none.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<str>);
 
 impl Key {

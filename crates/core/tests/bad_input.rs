@@ -112,7 +112,7 @@ fn keys_are_any_text_without_control_characters() {
 }
 
 fn shard() -> Shard {
-    let mut shard = Shard::new(Bounds::default(), Epoch(1), Metadata::default());
+    let mut shard = Shard::new(Bounds::default(), Epoch(1), 7, Metadata::default());
     shard.step(Millis(0), Input::Open, &mut Vec::new());
     shard
 }

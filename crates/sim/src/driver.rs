@@ -55,8 +55,8 @@ impl Driver {
     pub fn take(store: Memory, bounds: Bounds, bug: Option<Bug>, now: Millis) -> Result<Driver, StoreError> {
         let taken = ready(store.take(SHARD))?;
         let shard = match bug {
-            Some(bug) => Shard::with_bug(bounds.clone(), taken.epoch, taken.metadata, bug),
-            None => Shard::new(bounds.clone(), taken.epoch, taken.metadata),
+            Some(bug) => Shard::with_bug(bounds.clone(), taken.epoch, 7, taken.metadata, bug),
+            None => Shard::new(bounds.clone(), taken.epoch, 7, taken.metadata),
         };
         Ok(Driver {
             store,

@@ -170,7 +170,7 @@ impl Stage {
 
     fn take(&mut self) {
         let taken = ready(self.store.take(SHARD)).expect("a memory store can be taken");
-        self.shard = Some(Shard::new(self.bounds.clone(), taken.epoch, taken.metadata));
+        self.shard = Some(Shard::new(self.bounds.clone(), taken.epoch, 7, taken.metadata));
         self.writes.clear();
         self.reads.clear();
         self.wake = None;

@@ -75,6 +75,8 @@ pub struct Options {
     pub digest: bool,
     /// Print every event.
     pub trace: bool,
+    /// The shard's secret seed, on which nothing may depend.
+    pub hash_seed: u64,
 }
 
 struct World {
@@ -258,9 +260,10 @@ impl World {
         };
         self.oracle.taken(taken.epoch)?;
         let bounds = self.plan.bounds.clone();
+        let seed = self.options.hash_seed;
         let shard = match self.bug {
-            Some(bug) => Shard::with_bug(bounds, taken.epoch, taken.metadata, bug),
-            None => Shard::new(bounds, taken.epoch, taken.metadata),
+            Some(bug) => Shard::with_bug(bounds, taken.epoch, seed, taken.metadata, bug),
+            None => Shard::new(bounds, taken.epoch, seed, taken.metadata),
         };
         let owner = self.owners.len();
         self.owners.push(Owner {

@@ -272,6 +272,8 @@ fn the_same_seed_gives_the_same_effects() {
         let options = world::Options { digest: true, ..world::Options::default() };
         let (first, second) = (world::play(seed, options).unwrap(), world::play(seed, options).unwrap());
         assert_eq!(first, second, "seed {seed}");
+        let other = world::play(seed, world::Options { hash_seed: 99, ..options }).unwrap();
+        assert_eq!(first, other, "seed {seed}: the order of a hash table shows");
         assert_eq!(fair::play(seed, None, false).unwrap(), fair::play(seed, None, false).unwrap());
     }
 }

@@ -1,7 +1,12 @@
 //! The keys a lane remembers: those with rows in the lane, and those whose last charge has not passed
 //! yet. A key is looked up by name once per accepted task; everything else uses its index.
+//!
+//! Names are found by a hash table, which holds nothing but places in `states`. Nothing is ever read in its
+//! order. The hash has a secret seed: tenants choose their keys, and must not be able to choose slow ones.
 
-use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use hashbrown::HashTable;
 
 use super::vtime::{VTime, Weight};
 use crate::names::Key;
@@ -28,19 +33,26 @@ pub(crate) struct KeyState {
     pub(crate) alarmed: bool,
     /// Its record changed since the last commit.
     pub(crate) dirty: bool,
+    /// This place is taken.
+    live: bool,
 }
 
 /// The table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
-    index: BTreeMap<Key, KeyIx>,
+    seed: u64,
+    index: HashTable<KeyIx>,
     states: Vec<KeyState>,
     free: Vec<KeyIx>,
 }
 
 impl Keys {
+    pub(crate) fn new(seed: u64) -> Keys {
+        Keys { seed, ..Keys::default() }
+    }
+
     pub(crate) fn find(&self, key: &Key) -> Option<KeyIx> {
-        self.index.get(key).copied()
+        self.index.find(hash(self.seed, key), |&ix| self.get(ix).key == *key).copied()
     }
 
     pub(crate) fn get(&self, ix: KeyIx) -> &KeyState {
@@ -61,6 +73,7 @@ impl Keys {
             rows: 0,
             alarmed: false,
             dirty: false,
+            live: true,
         };
         let ix = match self.free.pop() {
             Some(ix) => {
@@ -72,19 +85,23 @@ impl Keys {
                 KeyIx((self.states.len() - 1) as u32)
             }
         };
-        self.index.insert(key.clone(), ix);
+        let Keys { seed, index, states, .. } = self;
+        index.insert_unique(hash(*seed, key), ix, |&ix| hash(*seed, &states[ix.0 as usize].key));
         ix
     }
 
     pub(crate) fn remove(&mut self, ix: KeyIx) -> Key {
         let state = self.get_mut(ix);
         state.dirty = false;
+        state.live = false;
         let key = std::mem::replace(&mut state.key, Key::shared());
-        self.index.remove(&key);
+        if let Ok(entry) = self.index.find_entry(hash(self.seed, &key), |&other| other == ix) {
+            entry.remove();
+        }
         self.free.push(ix);
         if self.index.is_empty() {
             // Memory follows the keys that have work: an idle lane holds none.
-            *self = Keys::default();
+            *self = Keys::new(self.seed);
         }
         key
     }
@@ -94,6 +111,35 @@ impl Keys {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (KeyIx, &KeyState)> {
-        self.index.values().map(|&ix| (ix, self.get(ix)))
+        let all = self.states.iter().enumerate().map(|(n, state)| (KeyIx(n as u32), state));
+        all.filter(|(_, state)| state.live)
+    }
+}
+
+fn hash(seed: u64, key: &Key) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write_u64(seed);
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_found_until_they_are_removed() {
+        let mut keys = Keys::new(1);
+        let names: Vec<Key> = (0..200).map(|n| Key::new(&format!("k{n}")).unwrap()).collect();
+        let ixs: Vec<KeyIx> = names.iter().map(|name| keys.insert(name, Weight::ONE)).collect();
+        for gone in (0..200).step_by(3) {
+            assert_eq!(keys.remove(ixs[gone]), names[gone]);
+        }
+        for (n, name) in names.iter().enumerate() {
+            assert_eq!(keys.find(name), (n % 3 != 0).then_some(ixs[n]), "{name}");
+        }
+        assert_eq!((keys.len(), keys.iter().count()), (133, 133));
+        (0..200).filter(|n| n % 3 != 0).for_each(|n| drop(keys.remove(ixs[n])));
+        assert_eq!((keys.len(), keys.states.capacity()), (0, 0), "an empty table holds no memory");
     }
 }

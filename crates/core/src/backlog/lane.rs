@@ -32,10 +32,16 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn restore(id: LaneId, record: &LaneRecord, bounds: &Bounds, canary: Canary) -> Lane {
+    pub(crate) fn restore(
+        id: LaneId,
+        record: &LaneRecord,
+        bounds: &Bounds,
+        seed: u64,
+        canary: Canary,
+    ) -> Lane {
         Lane {
             id,
-            places: Places::restore(record.vtime, canary),
+            places: Places::restore(record.vtime, seed, canary),
             window: Window::restore(record.ack, record.max, bounds.window_rows, canary),
             pins: VecDeque::new(),
             ends_behind: 0,

@@ -58,8 +58,8 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn restore(vtime: VTime, canary: Canary) -> Places {
-        Places { vtime, top: vtime, canary, ..Places::default() }
+    pub(crate) fn restore(vtime: VTime, seed: u64, canary: Canary) -> Places {
+        Places { vtime, top: vtime, keys: Keys::new(seed), canary, ..Places::default() }
     }
 
     /// Puts a saved key back.
@@ -350,9 +350,7 @@ impl Places {
     /// key may be forgotten and return within one batch.
     pub(crate) fn changed(&mut self, mut each: impl FnMut(&Key, Option<KeyRecord>)) {
         for key in self.forgotten.drain(..) {
-            if self.keys.find(&key).is_none() {
-                each(&key, None);
-            }
+            each(&key, None);
         }
         for ix in std::mem::take(&mut self.dirty) {
             let state = self.keys.get_mut(ix);

@@ -84,6 +84,7 @@ pub struct Shard {
     pub(crate) bounds: Bounds,
     pub(crate) epoch: Epoch,
     pub(crate) canary: Canary,
+    seed: u64,
     now: Millis,
 
     pub(crate) queues: Vec<Queue>,
@@ -151,22 +152,25 @@ impl Payloads {
 impl Shard {
     /// The shard as its new owner finds it. Its gate is shut: tell it what runs ([`Input::Report`]), then
     /// [`Input::Open`] it.
-    pub fn new(bounds: Bounds, epoch: Epoch, metadata: Metadata) -> Shard {
-        Shard::with_canary(bounds, epoch, metadata, Canary::default())
+    ///
+    /// `seed` is a random number that callers cannot know. What the shard does never depends on it.
+    pub fn new(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata) -> Shard {
+        Shard::with_canary(bounds, epoch, seed, metadata, Canary::default())
     }
 
     /// A shard with a deliberate bug.
     #[cfg(feature = "canary")]
-    pub fn with_bug(bounds: Bounds, epoch: Epoch, metadata: Metadata, bug: Bug) -> Shard {
-        Shard::with_canary(bounds, epoch, metadata, Canary::new(bug))
+    pub fn with_bug(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata, bug: Bug) -> Shard {
+        Shard::with_canary(bounds, epoch, seed, metadata, Canary::new(bug))
     }
 
-    fn with_canary(bounds: Bounds, epoch: Epoch, metadata: Metadata, canary: Canary) -> Shard {
+    fn with_canary(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata, canary: Canary) -> Shard {
         let next_seq = metadata.next_seq.max(1);
         let mut shard = Shard {
             bounds,
             epoch,
             canary,
+            seed,
             now: Millis(0),
             queues: Vec::new(),
             names: BTreeMap::new(),
@@ -356,7 +360,7 @@ impl Shard {
 
     fn add_lane(&mut self, id: LaneId, record: &LaneRecord) -> LaneIx {
         let ix = LaneIx(self.lanes.len());
-        self.lanes.push(Lane::restore(id, record, &self.bounds, self.canary));
+        self.lanes.push(Lane::restore(id, record, &self.bounds, self.seed, self.canary));
         self.lane_index.insert(id, ix);
         if let Some(queue) = self.queues.get_mut(id.queue.0 as usize) {
             queue.lanes.insert((id.priority, id.class), ix);
