@@ -97,7 +97,7 @@ impl Shell {
         let mut shell = Shell {
             load,
             rng: Rng::new(seed),
-            shard: Shard::new(bounds, epoch, 7, metadata),
+            shard: Shard::new(bounds, epoch, 7, metadata).expect("the store is sound"),
             store,
             queues: queues?,
             runs: VecDeque::new(),
@@ -219,6 +219,7 @@ impl Shell {
             }),
             Effect::Wake { at } => self.wake = Some(at),
             Effect::Answer { answer: Err(refusal), .. } => return Err(refusal.to_string()),
+            Effect::RefuseWorker { refusal, .. } => return Err(refusal.to_string()),
             Effect::Broken { what } => return Err(what),
             Effect::LoadTask { task, .. } => return Err(format!("the shard lost sight of task {task}")),
             Effect::Stop { task, .. } => return Err(format!("the shard wants task {task} to stop")),

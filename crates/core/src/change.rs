@@ -6,6 +6,7 @@
 //! writes nothing. Records of keys, lanes, queues and of the shard are small and written in place, once
 //! per commit that touches them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::backlog::{Charge, Level, VTime, Weight};
@@ -193,7 +194,7 @@ pub struct Totals {
 impl Totals {
     /// Tasks accepted that have not ended: waiting or running.
     pub fn unfinished(&self) -> u64 {
-        self.accepted - self.succeeded - self.failed - self.canceled
+        self.accepted.saturating_sub(self.succeeded + self.failed + self.canceled)
     }
 }
 
@@ -212,4 +213,57 @@ pub struct Metadata {
     pub keys: Vec<(LaneId, Key, KeyRecord)>,
     /// Every task whose row is set aside.
     pub aside: Vec<Task>,
+}
+
+impl Metadata {
+    /// Whether it can be what an owner wrote; the error says what contradicts itself.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut rows: BTreeMap<QueueId, u64> = BTreeMap::new();
+        for (n, queue) in
+            self.queues.iter().map(|(id, _)| id.0).collect::<BTreeSet<u32>>().into_iter().enumerate()
+        {
+            if n as u32 != queue {
+                return Err(format!("queue {n} is missing, and queue {queue} is there"));
+            }
+            rows.insert(QueueId(queue), 0);
+        }
+        if rows.len() != self.queues.len() {
+            return Err("a queue is there twice".into());
+        }
+        let mut lanes = BTreeSet::new();
+        for (lane, record) in &self.lanes {
+            if !rows.contains_key(&lane.queue) || !lanes.insert(*lane) {
+                return Err(format!("lane {lane} belongs to no queue, or is there twice"));
+            }
+            if record.max.seq() >= self.next_seq.max(1) {
+                return Err(format!(
+                    "lane {lane} has rows up to {}, but the next seq is {}",
+                    record.max, self.next_seq
+                ));
+            }
+        }
+        for (lane, key, record) in &self.keys {
+            match rows.get_mut(&lane.queue) {
+                Some(rows) if lanes.contains(lane) => *rows += u64::from(record.rows),
+                _ => return Err(format!("key {key} belongs to lane {lane}, which does not exist")),
+            }
+        }
+        for task in &self.aside {
+            match rows.get_mut(&task.lane.queue) {
+                Some(rows) if lanes.contains(&task.lane) && task.level.is_none() => *rows += 1,
+                _ => return Err(format!("task {} is set aside from a lane that does not exist", task.id)),
+            }
+        }
+        if let Some((queue, key, _)) = self.overrides.iter().find(|(queue, ..)| !rows.contains_key(queue)) {
+            return Err(format!("key {key} has a weight in queue {queue}, which does not exist"));
+        }
+        for (id, record) in &self.queues {
+            let (kept, counted) = (record.totals.unfinished(), rows[id]);
+            if kept != counted {
+                let name = &record.name;
+                return Err(format!("queue {name} counts {kept} unfinished tasks, its keys count {counted}"));
+            }
+        }
+        Ok(())
+    }
 }

@@ -224,6 +224,13 @@ pub enum Effect {
         /// The run.
         fence: Fence,
     },
+    /// Tell a worker that what it offered is not accepted; nothing has changed.
+    RefuseWorker {
+        /// The worker.
+        worker: WorkerId,
+        /// Why.
+        refusal: Refusal,
+    },
     /// Tell a worker that the end of a run is durable.
     Acknowledge {
         /// The worker.

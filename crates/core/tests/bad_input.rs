@@ -1,10 +1,12 @@
 //! Bad input: each a clear refusal that names the field, and nothing changed.
 
-use evenhand_core::backlog::{Cost, Weight};
+use evenhand_core::backlog::{Cost, Level, VTime, Weight};
+use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
 use evenhand_core::life::End;
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{
-    Class, CommitId, Epoch, Fence, Key, LoadId, Millis, Priority, QueueName, RequestId, TaskId, WorkerId,
+    Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
+    TaskId, WorkerId,
 };
 use evenhand_core::{Bounds, Effect, Input, Metadata, NewTask, Refusal, Shard, bounds, check};
 use expect_test::{Expect, expect};
@@ -112,7 +114,7 @@ fn keys_are_any_text_without_control_characters() {
 }
 
 fn shard() -> Shard {
-    let mut shard = Shard::new(Bounds::default(), Epoch(1), 7, Metadata::default());
+    let mut shard = Shard::new(Bounds::default(), Epoch(1), 7, Metadata::default()).unwrap();
     shard.step(Millis(0), Input::Open, &mut Vec::new());
     shard
 }
@@ -199,8 +201,7 @@ fn facts_about_unknown_things_are_ignored_or_answered() {
         Input::LoadFailed { load: LoadId(9) },
         Input::Loaded { load: LoadId(9), rows: Vec::new(), end: true },
         Input::TaskLoaded { load: LoadId(9), task: None },
-        Input::Slots { worker, slots: u32::MAX, queues: Vec::new() },
-        Input::Slots { worker, slots: 0, queues: vec![(QueueName::new("q").unwrap(), Weight::MAX); 100] },
+        Input::Slots { worker, slots: 3, queues: Vec::new() },
         Input::Open,
     ];
     for fact in facts {
@@ -230,6 +231,59 @@ fn facts_about_unknown_things_are_ignored_or_answered() {
     let mut effects = Vec::new();
     shard.step(Millis(1), Input::TaskLoaded { load, task: None }, &mut effects);
     assert!(matches!(&effects[..], [Effect::Answer { answer: Err(_), .. }]), "{effects:?}");
+}
+
+#[test]
+fn a_worker_that_offers_nonsense_is_refused() {
+    let mut shard = shard();
+    let untouched = format!("{shard:?}");
+    let queue = |n: usize| (QueueName::new(&format!("q{n}")).unwrap(), Weight::ONE);
+    let offers =
+        [(u32::MAX, vec![queue(0)]), (1, vec![queue(0), queue(0)]), (1, (0..65).map(queue).collect())];
+    let said = offers.map(|(slots, queues)| {
+        let mut effects = Vec::new();
+        shard.step(Millis(0), Input::Slots { worker: WorkerId(1), slots, queues }, &mut effects);
+        let [Effect::RefuseWorker { refusal, .. }] = &effects[..] else { panic!("{effects:?}") };
+        refusal.to_string()
+    });
+    assert_eq!(format!("{shard:?}"), untouched);
+    check_all(said.to_vec(), expect![[r#"
+        too_large: slots: 4294967295 are too many; a worker has at most 10000
+        invalid: queues: names a queue twice; name each once
+        too_large: queues: has 65 queues; a worker serves at most 64
+    "#]]);
+}
+
+/// What a damaged store might return. Each is an error value that says what is wrong.
+#[test]
+fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
+    let lane = |queue| LaneId { queue: QueueId(queue), priority: Priority(5), class: Class(0) };
+    let queue = |id, accepted| {
+        let totals = Totals { accepted, ..Totals::default() };
+        (QueueId(id), QueueRecord { name: QueueName::new(&format!("q{id}")).unwrap(), totals })
+    };
+    let record = |rows| KeyRecord { finish: VTime::ZERO, due: VTime::ZERO, rows, weight: Weight::ONE };
+    let empty = Metadata::default;
+    let high = LaneRecord { max: Level::new(VTime::ZERO.pass(), 9), ..LaneRecord::default() };
+    let damaged = [
+        Metadata { queues: vec![queue(1, 0)], ..empty() },
+        Metadata { queues: vec![queue(0, 0), queue(0, 0)], ..empty() },
+        Metadata { lanes: vec![(lane(0), LaneRecord::default())], ..empty() },
+        Metadata { queues: vec![queue(0, 0)], lanes: vec![(lane(0), high)], next_seq: 9, ..empty() },
+        Metadata { queues: vec![queue(0, 1)], keys: vec![(lane(0), Key::shared(), record(1))], ..empty() },
+        Metadata { queues: vec![queue(0, 3)], ..empty() },
+        Metadata { overrides: vec![(QueueId(4), Key::shared(), Weight::ONE)], ..empty() },
+    ];
+    let said = damaged.map(|metadata| Shard::new(Bounds::default(), Epoch(1), 7, metadata).unwrap_err());
+    check_all(said.to_vec(), expect![[r#"
+        queue 0 is missing, and queue 1 is there
+        a queue is there twice
+        lane 0/5/0 belongs to no queue, or is there twice
+        lane 0/5/0 has rows up to 0.000#9, but the next seq is 9
+        key (shared) belongs to lane 0/5/0, which does not exist
+        queue q0 counts 3 unfinished tasks, its keys count 0
+        key (shared) has a weight in queue 4, which does not exist
+    "#]]);
 }
 
 #[test]

@@ -58,6 +58,7 @@ impl Driver {
             Some(bug) => Shard::with_bug(bounds.clone(), taken.epoch, 7, taken.metadata, bug),
             None => Shard::new(bounds.clone(), taken.epoch, 7, taken.metadata),
         };
+        let shard = shard.map_err(|what| StoreError::Corrupt { what })?;
         Ok(Driver {
             store,
             shard,
@@ -143,6 +144,7 @@ impl Driver {
                     }
                     Effect::Answer { request, answer } => self.events.push(Event::Answered(request, answer)),
                     Effect::Finished { task, outcome } => self.events.push(Event::Finished(task, outcome)),
+                    Effect::RefuseWorker { refusal, .. } => return Err(Trouble::Wrong(refusal.to_string())),
                     Effect::Wake { at } => self.wake = Some(at),
                     Effect::Broken { what } => return Err(Trouble::Wrong(what)),
                 }

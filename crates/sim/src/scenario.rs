@@ -170,7 +170,8 @@ impl Stage {
 
     fn take(&mut self) {
         let taken = ready(self.store.take(SHARD)).expect("a memory store can be taken");
-        self.shard = Some(Shard::new(self.bounds.clone(), taken.epoch, 7, taken.metadata));
+        let shard = Shard::new(self.bounds.clone(), taken.epoch, 7, taken.metadata);
+        self.shard = Some(shard.expect("the metadata is sound"));
         self.writes.clear();
         self.reads.clear();
         self.wake = None;
@@ -230,6 +231,9 @@ impl Stage {
             }
             Effect::Stop { task, .. } => self.say(format_args!("stop {}", self.name(task))),
             Effect::Acknowledge { .. } => {}
+            Effect::RefuseWorker { worker, refusal } => {
+                self.say(format_args!("w{worker} refused: {refusal}"))
+            }
             Effect::Answer { request, answer } => self.answered(request, answer),
             Effect::Finished { task, outcome } => {
                 let outcome = format!("{outcome:?}").to_lowercase();

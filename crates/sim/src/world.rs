@@ -264,7 +264,7 @@ impl World {
         let shard = match self.bug {
             Some(bug) => Shard::with_bug(bounds, taken.epoch, seed, taken.metadata, bug),
             None => Shard::new(bounds, taken.epoch, seed, taken.metadata),
-        };
+        }?;
         let owner = self.owners.len();
         self.owners.push(Owner {
             shard,
@@ -354,6 +354,7 @@ impl World {
                     self.tasks_seen.extend(tasks);
                 }
                 Effect::Answer { .. } => {}
+                Effect::RefuseWorker { refusal, .. } => return Err(refusal.to_string()),
                 Effect::Finished { task, .. } => self.oracle.told_ended(task)?,
                 Effect::Wake { at } => {
                     let delay = at.0.saturating_sub(self.now);

@@ -5,31 +5,66 @@
 //!
 //! Between steps no worker has a free slot while a queue it serves could start something.
 
+use std::collections::BTreeSet;
+
 use super::{LaneIx, Shard};
 use crate::backlog::{VTime, Weight};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::messages::{Effect, Run};
 use crate::names::{Class, Fence, QueueId, QueueName, WorkerId};
+use crate::refusal::Refusal;
 use crate::workers::LiveRun;
 
 impl Shard {
-    pub(super) fn on_slots(&mut self, id: WorkerId, slots: u32, queues: Vec<(QueueName, Weight)>) {
-        if !self.workers.contains_key(&id) && self.workers.len() >= bounds::WORKERS {
+    pub(super) fn on_slots(
+        &mut self,
+        id: WorkerId,
+        slots: u32,
+        queues: Vec<(QueueName, Weight)>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Err(refusal) = self.may_join(id, slots, &queues) {
+            effects.push(Effect::RefuseWorker { worker: id, refusal });
             return;
         }
-        let mut served = Vec::new();
-        for (name, weight) in queues.into_iter().take(bounds::QUEUES_PER_WORKER) {
-            if self.names.contains_key(&name) || self.queues.len() < bounds::QUEUES {
-                served.push((self.queue_named(&name), weight));
-            }
-        }
+        let served: Vec<(QueueId, Weight)> =
+            queues.into_iter().map(|(name, weight)| (self.queue_named(&name), weight)).collect();
         self.leave_queues(id);
         let worker = self.workers.entry(id).or_default();
-        worker.slots = slots.min(bounds::SLOTS_PER_WORKER);
+        worker.slots = slots;
         worker.turns.retain(|queue| served.iter().any(|(id, _)| *id == queue));
         worker.queues = served;
         self.note_free(id);
+    }
+
+    fn may_join(&self, id: WorkerId, slots: u32, queues: &[(QueueName, Weight)]) -> Result<(), Refusal> {
+        if !self.workers.contains_key(&id) && self.workers.len() >= bounds::WORKERS {
+            return Err(Refusal::limited(format!("there are {} workers already", bounds::WORKERS)));
+        }
+        if slots > bounds::SLOTS_PER_WORKER {
+            let most = bounds::SLOTS_PER_WORKER;
+            return Err(Refusal::too_large(
+                "slots",
+                format!("{slots} are too many; a worker has at most {most}"),
+            ));
+        }
+        let names: BTreeSet<&QueueName> = queues.iter().map(|(name, _)| name).collect();
+        if names.len() != queues.len() {
+            return Err(Refusal::invalid("queues", "names a queue twice; name each once"));
+        }
+        if queues.len() > bounds::QUEUES_PER_WORKER {
+            let (is, most) = (queues.len(), bounds::QUEUES_PER_WORKER);
+            return Err(Refusal::too_large(
+                "queues",
+                format!("has {is} queues; a worker serves at most {most}"),
+            ));
+        }
+        let new = names.into_iter().filter(|name| !self.names.contains_key(name)).count();
+        if self.queues.len() + new > bounds::QUEUES {
+            return Err(Refusal::invalid("queues", format!("there are {} queues already", bounds::QUEUES)));
+        }
+        Ok(())
     }
 
     /// Takes a worker out of the lists of free ones.

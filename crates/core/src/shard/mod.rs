@@ -151,20 +151,33 @@ impl Payloads {
 
 impl Shard {
     /// The shard as its new owner finds it. Its gate is shut: tell it what runs ([`Input::Report`]), then
-    /// [`Input::Open`] it.
+    /// [`Input::Open`] it. An error says how the metadata contradicts itself: the store is damaged.
     ///
     /// `seed` is a random number that callers cannot know. What the shard does never depends on it.
-    pub fn new(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata) -> Shard {
+    pub fn new(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata) -> Result<Shard, String> {
         Shard::with_canary(bounds, epoch, seed, metadata, Canary::default())
     }
 
     /// A shard with a deliberate bug.
     #[cfg(feature = "canary")]
-    pub fn with_bug(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata, bug: Bug) -> Shard {
+    pub fn with_bug(
+        bounds: Bounds,
+        epoch: Epoch,
+        seed: u64,
+        metadata: Metadata,
+        bug: Bug,
+    ) -> Result<Shard, String> {
         Shard::with_canary(bounds, epoch, seed, metadata, Canary::new(bug))
     }
 
-    fn with_canary(bounds: Bounds, epoch: Epoch, seed: u64, metadata: Metadata, canary: Canary) -> Shard {
+    fn with_canary(
+        bounds: Bounds,
+        epoch: Epoch,
+        seed: u64,
+        metadata: Metadata,
+        canary: Canary,
+    ) -> Result<Shard, String> {
+        metadata.check()?;
         let next_seq = metadata.next_seq.max(1);
         let mut shard = Shard {
             bounds,
@@ -199,7 +212,7 @@ impl Shard {
             hungry: BTreeSet::new(),
         };
         shard.restore(metadata);
-        shard
+        Ok(shard)
     }
 
     fn restore(&mut self, mut metadata: Metadata) {
@@ -238,7 +251,7 @@ impl Shard {
                 self.on_set_weight(request, queue, key, weight, effects)
             }
             Input::Cancel { request, task } => self.on_cancel(request, task, effects),
-            Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues),
+            Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues, effects),
             Input::Report { worker, running, ended } => self.on_report(worker, running, ended, effects),
             Input::Open => self.on_open(effects),
             Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence),
@@ -266,7 +279,11 @@ impl Shard {
     pub fn counts(&self, queue: &QueueName) -> Option<Counts> {
         let queue = &self.queues[self.names.get(queue)?.0 as usize];
         let totals = queue.record.totals;
-        Some(Counts { waiting: totals.unfinished() - queue.running, running: queue.running, totals })
+        Some(Counts {
+            waiting: totals.unfinished().saturating_sub(queue.running),
+            running: queue.running,
+            totals,
+        })
     }
 
     /// How many tasks of a key wait in a queue.

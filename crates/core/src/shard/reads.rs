@@ -129,7 +129,10 @@ impl Shard {
             self.ask_task(id, effects);
             return;
         }
-        if task.as_ref().and_then(|task| task.level).is_some_and(|level| level.seq() >= self.next_seq) {
+        if let Some(task) = &task
+            && (task.level.is_some_and(|level| level.seq() >= self.next_seq)
+                || self.lane_of(task.lane).is_none())
+        {
             effects.push(Effect::Broken { what: foreign_task(id) });
             return;
         }
