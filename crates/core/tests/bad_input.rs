@@ -1,5 +1,7 @@
 //! Bad input: each a clear refusal that names the field, and nothing changed.
 
+#![expect(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
 use evenhand_core::backlog::{Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
 use evenhand_core::life::End;
@@ -247,11 +249,14 @@ fn a_worker_that_offers_nonsense_is_refused() {
         refusal.to_string()
     });
     assert_eq!(format!("{shard:?}"), untouched);
-    check_all(said.to_vec(), expect![[r#"
+    check_all(
+        said.to_vec(),
+        expect![[r#"
         too_large: slots: 4294967295 are too many; a worker has at most 10000
         invalid: queues: names a queue twice; name each once
         too_large: queues: has 65 queues; a worker serves at most 64
-    "#]]);
+    "#]],
+    );
 }
 
 /// What a damaged store might return. Each is an error value that says what is wrong.
@@ -275,7 +280,9 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         Metadata { overrides: vec![(QueueId(4), Key::shared(), Weight::ONE)], ..empty() },
     ];
     let said = damaged.map(|metadata| Shard::new(Bounds::default(), Epoch(1), 7, metadata).unwrap_err());
-    check_all(said.to_vec(), expect![[r#"
+    check_all(
+        said.to_vec(),
+        expect![[r#"
         queue 0 is missing, and queue 1 is there
         a queue is there twice
         lane 0/5/0 belongs to no queue, or is there twice
@@ -283,7 +290,8 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         key (shared) belongs to lane 0/5/0, which does not exist
         queue q0 counts 3 unfinished tasks, its keys count 0
         key (shared) has a weight in queue 4, which does not exist
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

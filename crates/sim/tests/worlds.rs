@@ -1,6 +1,8 @@
 //! Larger worlds: crowds of keys, restarts with many of them, crashes at every point, zombies, and the
 //! simulator's own honesty (the same seed gives the same effects; every canary is caught).
 
+#![expect(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
 use std::collections::BTreeMap;
 
 use evenhand_core::backlog::Weight;
