@@ -97,7 +97,7 @@ impl Shell {
         let mut shell = Shell {
             load,
             rng: Rng::new(seed),
-            shard: Shard::new(bounds, epoch, 7, metadata).expect("the store is sound"),
+            shard: Shard::new(bounds, epoch, seed, metadata)?,
             store,
             queues: queues?,
             runs: VecDeque::new(),
