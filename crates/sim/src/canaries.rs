@@ -3,7 +3,7 @@
 use evenhand_core::canary::Bug;
 
 use crate::world::FLAWS;
-use crate::{Canary, Violation, play};
+use crate::{Canary, Options, Violation, play};
 
 /// Every canary and what is wrong with it.
 pub fn all() -> Vec<(Canary, &'static str)> {
@@ -12,13 +12,16 @@ pub fn all() -> Vec<(Canary, &'static str)> {
 }
 
 /// Plays seeds until the bug is noticed: a world breaks, or the core panics, that is well without the bug.
-pub fn hunt(canary: Canary, seeds: u64) -> Option<Violation> {
+/// If `blind`, the core's own invariants are not looked at: the onlooker must notice.
+pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
+    let plain = Options { blind, ..Options::default() };
     (0..seeds).find_map(|seed| {
-        let violation = match std::panic::catch_unwind(|| play(seed, Some(canary))) {
+        let options = Options { canary: Some(canary), ..plain };
+        let violation = match std::panic::catch_unwind(|| play(seed, options)) {
             Ok(Ok(_)) => return None,
             Ok(Err(violation)) => violation,
             Err(_) => Violation::panicked(seed),
         };
-        play(seed, None).is_ok().then_some(violation)
+        play(seed, plain).is_ok().then_some(violation)
     })
 }

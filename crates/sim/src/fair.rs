@@ -12,7 +12,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Cost, VTime, Weight};
-use evenhand_core::canary::Bug;
 use evenhand_core::life::End;
 use evenhand_core::names::{Key, LaneId, Millis, Priority, QueueName, TaskId, WorkerId};
 use evenhand_core::{Bounds, Input, NewTask, Run, Task};
@@ -20,7 +19,8 @@ use evenhand_store::Fault;
 
 use crate::driver::{Driver, Event, SHARD, Trouble};
 use crate::rng::Rng;
-use crate::{Report, Violation};
+use crate::world::Options;
+use crate::{Canary, Report, Violation};
 
 /// What kind of tenants there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,11 @@ struct World {
 }
 
 /// Plays one seed.
-pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Report, Violation> {
+pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
+    let bug = match options.canary {
+        Some(Canary::Core(bug)) => Some(bug),
+        Some(Canary::Store(_)) | None => None,
+    };
     let mut rng = Rng::new(seed);
     let tenants = *rng.pick(&[
         Tenants::Mixed,
@@ -95,7 +99,8 @@ pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Report, Violatio
         aside_after_ms: rng.range(10, 2_000),
         ..Bounds::default()
     };
-    let driver = Driver::fresh_with(bounds, bug);
+    let mut driver = Driver::fresh_with(bounds, bug);
+    driver.checks = !options.blind;
     let queue =
         QueueName::new("q").map_err(|refusal| Violation::new("fair", seed, 0, refusal.to_string()))?;
     let mut world = World {
@@ -113,7 +118,7 @@ pub fn play(seed: u64, bug: Option<Bug>, trace: bool) -> Result<Report, Violatio
         next_key: 0,
         steps: 0,
         worst: 0.0,
-        trace,
+        trace: options.trace,
     };
     let simulated = world.run().map_err(|what| Violation::new("fair", seed, world.steps, what))?;
     Ok(Report {

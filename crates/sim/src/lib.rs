@@ -23,6 +23,8 @@ use std::fmt;
 use evenhand_core::canary::Bug;
 use evenhand_store::Flaw;
 
+pub use world::Options;
+
 /// What a world went through without a violation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
@@ -88,17 +90,8 @@ pub enum Canary {
 }
 
 /// Plays all worlds of a seed.
-pub fn play(seed: u64, canary: Option<Canary>) -> Result<Report, Violation> {
-    replay(seed, canary, false)
-}
-
-/// Plays all worlds of a seed, and prints every event if asked to.
-pub fn replay(seed: u64, canary: Option<Canary>, trace: bool) -> Result<Report, Violation> {
-    let mut report = world::play(seed, world::Options { canary, trace, ..world::Options::default() })?;
-    let bug = match canary {
-        Some(Canary::Core(bug)) => Some(bug),
-        Some(Canary::Store(_)) | None => None,
-    };
-    report.add(&fair::play(seed, bug, trace)?);
+pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
+    let mut report = world::play(seed, options)?;
+    report.add(&fair::play(seed, options)?);
     Ok(report)
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use clap::{Parser, Subcommand};
-use evenhand_sim::{Report, Violation, canaries, day, play, replay};
+use evenhand_sim::{Options, Report, Violation, canaries, day, play};
 
 /// Plays simulated worlds against Evenhand's core and checks that no promise is broken.
 #[derive(Parser)]
@@ -52,6 +52,9 @@ enum Command {
         /// How many seeds a bug may survive before it counts as not caught.
         #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: u64,
+        /// Do without the core's own invariants, so that the onlooker has to notice.
+        #[arg(long)]
+        blind: bool,
     },
     /// Play a simulated day and print who got what.
     Day {
@@ -65,7 +68,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run { seeds, start } => run(seeds, start),
         Command::Replay { seed, canary, quiet } => replay_one(seed, canary.as_deref(), quiet),
-        Command::Canaries { seeds } => hunt(seeds),
+        Command::Canaries { seeds, blind } => hunt(seeds, blind),
         Command::Day { seed } => match day::play(seed) {
             Ok(table) => {
                 print!("{table}");
@@ -125,7 +128,8 @@ fn run(seeds: u64, start: u64) -> ExitCode {
 
 /// Plays a seed; a panic of the core is a violation like any other.
 fn caught(seed: u64) -> Result<Report, Violation> {
-    std::panic::catch_unwind(|| play(seed, None)).unwrap_or_else(|_| Err(Violation::panicked(seed)))
+    std::panic::catch_unwind(|| play(seed, Options::default()))
+        .unwrap_or_else(|_| Err(Violation::panicked(seed)))
 }
 
 fn progress(done: u64, of: u64, violations: usize) {
@@ -150,7 +154,7 @@ fn replay_one(seed: u64, canary: Option<&str>, quiet: bool) -> ExitCode {
             }
         },
     };
-    match replay(seed, canary, !quiet) {
+    match play(seed, Options { canary, trace: !quiet, ..Options::default() }) {
         Ok(report) => {
             println!(
                 "seed {seed}: no violation in {} steps and {:.1} simulated hours",
@@ -166,12 +170,12 @@ fn replay_one(seed: u64, canary: Option<&str>, quiet: bool) -> ExitCode {
     }
 }
 
-fn hunt(seeds: u64) -> ExitCode {
+fn hunt(seeds: u64, blind: bool) -> ExitCode {
     // Some bugs make the core stop with a panic. That counts as caught; its text would only be noise.
     std::panic::set_hook(Box::new(|_| {}));
     let mut survived = 0;
     for (canary, text) in canaries::all() {
-        match canaries::hunt(canary, seeds) {
+        match canaries::hunt(canary, seeds, blind) {
             Some(violation) => println!("caught    {text}  (seed {}: {})", violation.seed, violation.what),
             None => {
                 survived += 1;

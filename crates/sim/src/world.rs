@@ -75,6 +75,8 @@ pub struct Options {
     pub digest: bool,
     /// Print every event.
     pub trace: bool,
+    /// Do without the core's own invariants: only the onlooker may notice.
+    pub blind: bool,
     /// The shard's secret seed, on which nothing may depend.
     pub hash_seed: u64,
 }
@@ -307,7 +309,7 @@ impl World {
         let mut effects = Vec::new();
         self.owners[owner].shard.step(Millis(self.now), input, &mut effects);
         // What a zombie believes is past; it only must not do harm.
-        if self.current == Some(owner) {
+        if self.current == Some(owner) && !self.options.blind {
             check::invariants(&self.owners[owner].shard)?;
         }
         self.perform(owner, effects)?;

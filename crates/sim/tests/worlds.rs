@@ -12,7 +12,7 @@ use evenhand_core::{Bounds, Input, NewTask, Run};
 use evenhand_sim::driver::{Driver, Event, SHARD, Trouble};
 use evenhand_sim::plan::Plan;
 use evenhand_sim::rng::Rng;
-use evenhand_sim::{canaries, fair, play, world};
+use evenhand_sim::{Options, canaries, fair, play, world};
 use evenhand_store::StoreError;
 
 const WORKER: WorkerId = WorkerId(1);
@@ -276,22 +276,25 @@ fn the_same_seed_gives_the_same_effects() {
         assert_eq!(first, second, "seed {seed}");
         let other = world::play(seed, world::Options { hash_seed: 99, ..options }).unwrap();
         assert_eq!(first, other, "seed {seed}: the order of a hash table shows");
-        assert_eq!(fair::play(seed, None, false).unwrap(), fair::play(seed, None, false).unwrap());
+        assert_eq!(fair::play(seed, options).unwrap(), fair::play(seed, options).unwrap());
     }
 }
 
 #[test]
 fn some_seeds_break_nothing() {
     for seed in 1_000_000..1_000_150 {
-        if let Err(violation) = play(seed, None) {
+        if let Err(violation) = play(seed, Options::default()) {
             panic!("{violation}");
         }
     }
 }
 
+/// Most are caught by the onlooker, who knows nothing of the core; one is so rare that only the core's
+/// own invariants notice it soon.
 #[test]
 fn every_canary_is_caught() {
     for (canary, text) in canaries::all() {
-        assert!(canaries::hunt(canary, 300).is_some(), "survived: {text}");
+        let caught = canaries::hunt(canary, 100, true).or_else(|| canaries::hunt(canary, 300, false));
+        assert!(caught.is_some(), "survived: {text}");
     }
 }
