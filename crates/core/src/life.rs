@@ -1,5 +1,5 @@
-//! What becomes of a task when a run of it ends. Small for now: timers, backoff and the full transition
-//! table belong here.
+//! What becomes of a task when a run of it ends. Timers, backoff and the full transition table belong here
+//! when they come; a retry waits for nothing but its place until then.
 
 /// How a run ended, as its worker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -594,6 +594,27 @@ fn canceled_tasks_never_start_and_twice_is_fine() {
 }
 
 #[test]
+fn a_task_canceled_on_its_way_to_a_worker_that_refuses_it_does_not_wait_again() {
+    check(
+        "put a*2
+         slots w1 1
+         cancel a/1
+         refuse a/1
+         drain
+         counts",
+        expect![[r#"
+            run a/1
+            stop a/1
+            stopping
+            run a/2
+            canceled a/1
+            waiting 0 running 0 succeeded 1 failed 0 canceled 1
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}
+
+#[test]
 fn a_store_that_is_behind_limits_callers_instead_of_growing() {
     check(
         "bounds in_flight=3

@@ -74,7 +74,7 @@ impl Shard {
             return;
         }
         self.open = true;
-        let ended: BTreeSet<TaskId> = self.held_ends.iter().map(|held| held.task).collect();
+        let ended: BTreeSet<TaskId> = self.held_ends.keys().map(|(task, _)| *task).collect();
         let lost: Vec<Task> = self.aside.values().filter(|task| !ended.contains(&task.id)).cloned().collect();
         for task in lost {
             match life::after(End::Lost, task.attempt, task.max_attempts, false) {
@@ -82,7 +82,7 @@ impl Shard {
                 Next::Finish(outcome) => self.finish(task.id, task.lane, None, outcome, effects),
             }
         }
-        for held in std::mem::take(&mut self.held_ends) {
+        for held in std::mem::take(&mut self.held_ends).into_values() {
             if self.runs.contains_key(&held.task) {
                 self.on_ended(held, effects);
             } else {
@@ -97,7 +97,16 @@ impl Shard {
     }
 
     /// A dispatch that never started: its row waits again, uncharged.
-    pub(super) fn on_refused(&mut self, worker: WorkerId, task: TaskId, fence: Fence) {
+    pub(super) fn on_refused(
+        &mut self,
+        worker: WorkerId,
+        task: TaskId,
+        fence: Fence,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.runs.get(&task).is_some_and(|live| live.cancel && live.run.fence == fence) {
+            return self.end_run(task, End::Failed, None, effects); // canceled before it began
+        }
         let Some(live) = self.take_run(worker, task, fence) else { return };
         let run = &live.run;
         match (live.in_lane, self.lane_of(run.lane)) {
@@ -121,9 +130,7 @@ impl Shard {
         let HeldEnd { worker, task, fence, .. } = held;
         if !self.open {
             // A worker may well say it again before the gate opens.
-            if !self.held_ends.iter().any(|other| other.task == task && other.fence == fence) {
-                self.held_ends.push(held);
-            }
+            self.held_ends.insert((task, fence), held);
             return;
         }
         match self.runs.get(&task) {

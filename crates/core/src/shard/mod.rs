@@ -100,7 +100,7 @@ pub struct Shard {
     pub(crate) runs: BTreeMap<TaskId, LiveRun>,
     /// Saved long runners that no worker has reported yet.
     aside: BTreeMap<TaskId, Task>,
-    held_ends: Vec<HeldEnd>,
+    held_ends: BTreeMap<(TaskId, Fence), HeldEnd>,
     /// Tasks with an end from before the gate opened that the store has to say a word on. Until it has,
     /// nothing starts: one of these could be started again although it ended.
     unresolved: BTreeSet<TaskId>,
@@ -195,7 +195,7 @@ impl Shard {
             workers: BTreeMap::new(),
             runs: BTreeMap::new(),
             aside: BTreeMap::new(),
-            held_ends: Vec::new(),
+            held_ends: BTreeMap::new(),
             unresolved: BTreeSet::new(),
             payloads: Payloads::default(),
             batch: Batch::new(CommitId(1)),
@@ -254,7 +254,7 @@ impl Shard {
             Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues, effects),
             Input::Report { worker, running, ended } => self.on_report(worker, running, ended, effects),
             Input::Open => self.on_open(effects),
-            Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence),
+            Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence, effects),
             Input::Ended { worker, task, fence, attempt, end } => {
                 self.on_ended(HeldEnd { worker, task, fence, attempt, end }, effects)
             }
