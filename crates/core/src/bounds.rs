@@ -36,6 +36,14 @@ pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
 pub const OVERRIDES_PER_QUEUE: usize = 100_000;
 /// Keys forgotten in one step: forgetting 100,000 idle keys must not make one huge commit.
 pub const FORGET_PER_STEP: usize = 256;
+/// Between two such steps, in milliseconds.
+pub const FORGET_AFTER_MS: u64 = 100;
+/// Most keys that a lane remembers, at about 170 bytes each.
+pub const KEYS_PER_LANE: usize = 10_000_000;
+/// Most callers that may wait for the store's word on one task.
+pub const WAITERS_PER_TASK: usize = 64;
+/// Most ends of runs held while the gate is shut; a worker repeats those beyond it. As many as slots.
+pub const HELD_ENDS: usize = 1_000_000;
 /// Commits that may be in flight at once. The server uses two (one durable soon, one filling).
 pub const COMMITS_IN_FLIGHT: usize = 16;
 /// First wait after a failed read, in milliseconds; it doubles up to [`READ_RETRY_MAX_MS`].

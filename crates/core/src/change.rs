@@ -148,11 +148,13 @@ pub struct Row {
 pub struct KeyRecord {
     /// F: the end of its last charge.
     pub finish: VTime,
-    /// The end of the charge of its first waiting task, as far as commits know; V must not pass it.
+    /// Up to where the first task of its chain lets V go, as far as commits know.
     pub due: VTime,
     /// Its rows in the lane. Which of them run is known by the workers alone.
     pub rows: u32,
-    /// The weight its next task is charged by.
+    /// Those of them that stand where they were first placed.
+    pub chained: u32,
+    /// What its latest accepted task asked for.
     pub weight: Weight,
 }
 
@@ -235,7 +237,7 @@ impl Metadata {
             if !rows.contains_key(&lane.queue) || !lanes.insert(*lane) {
                 return Err(format!("lane {lane} belongs to no queue, or is there twice"));
             }
-            if record.max.seq() >= self.next_seq.max(1) {
+            if record.max.seq() >= self.next_seq.max(1) || self.next_seq > Level::LAST_SEQ {
                 return Err(format!(
                     "lane {lane} has rows up to {}, but the next seq is {}",
                     record.max, self.next_seq
@@ -244,8 +246,14 @@ impl Metadata {
         }
         for (lane, key, record) in &self.keys {
             match rows.get_mut(&lane.queue) {
-                Some(rows) if lanes.contains(lane) => *rows += u64::from(record.rows),
-                _ => return Err(format!("key {key} belongs to lane {lane}, which does not exist")),
+                Some(rows) if lanes.contains(lane) && record.chained <= record.rows => {
+                    *rows += u64::from(record.rows);
+                }
+                _ => {
+                    return Err(format!(
+                        "key {key} belongs to no lane ({lane}), or counts more rows than it has"
+                    ));
+                }
             }
         }
         for task in &self.aside {

@@ -17,6 +17,10 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
             return Err(format!("lane {}: it waits for a read that nobody asked for", lane.id));
         }
     }
+    let aside = shard.unreported_aside();
+    ensure(aside == 0 || !shard.may_start(), || {
+        format!("{aside} long runners wait, and nothing will start them")
+    })?;
     slots(shard)?;
     queues(shard)
 }
@@ -65,6 +69,10 @@ fn keys(lane: &Lane) -> Result<(), String> {
             ensure(remembered, || format!("key {key} should have been forgotten"))?;
             ensure(state.alarmed, || format!("key {key} is idle, and nothing will forget it"))?;
         }
+        ensure(state.chain <= state.waiting, || format!("key {key} has a chain longer than what waits"))?;
+        let chained = state.chain <= state.chained && state.chained <= state.rows;
+        ensure(chained, || format!("key {key} counts its chain wrongly"))?;
+        ensure(state.chain == 0 || state.alarmed, || format!("key {key} waits, and nothing holds V for it"))?;
         running += state.rows.saturating_sub(state.waiting) as usize;
         ensure(state.waiting <= state.rows, || format!("key {key} has more waiting rows than rows"))?;
         if let Some((rows, last)) = known.remove(&ix) {

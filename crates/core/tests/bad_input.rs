@@ -267,7 +267,8 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         let totals = Totals { accepted, ..Totals::default() };
         (QueueId(id), QueueRecord { name: QueueName::new(&format!("q{id}")).unwrap(), totals })
     };
-    let record = |rows| KeyRecord { finish: VTime::ZERO, due: VTime::ZERO, rows, weight: Weight::ONE };
+    let record =
+        |rows| KeyRecord { finish: VTime::ZERO, due: VTime::ZERO, rows, chained: 0, weight: Weight::ONE };
     let empty = Metadata::default;
     let high = LaneRecord { max: Level::new(VTime::ZERO.pass(), 9), ..LaneRecord::default() };
     let damaged = [
@@ -283,14 +284,14 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
     check_all(
         said.to_vec(),
         expect![[r#"
-        queue 0 is missing, and queue 1 is there
-        a queue is there twice
-        lane 0/5/0 belongs to no queue, or is there twice
-        lane 0/5/0 has rows up to 0.000#9, but the next seq is 9
-        key (shared) belongs to lane 0/5/0, which does not exist
-        queue q0 counts 3 unfinished tasks, its keys count 0
-        key (shared) has a weight in queue 4, which does not exist
-    "#]],
+            queue 0 is missing, and queue 1 is there
+            a queue is there twice
+            lane 0/5/0 belongs to no queue, or is there twice
+            lane 0/5/0 has rows up to 0.000#9, but the next seq is 9
+            key (shared) belongs to no lane (0/5/0), or counts more rows than it has
+            queue q0 counts 3 unfinished tasks, its keys count 0
+            key (shared) has a weight in queue 4, which does not exist
+        "#]],
     );
 }
 

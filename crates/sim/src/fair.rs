@@ -437,6 +437,7 @@ impl World {
             return Err(format!("task {} of key {key} was started, but never accepted", run.task));
         };
         if run.attempt > 1 || run.level.seq() != run.task.0 {
+            state.passed_over = 0.0;
             return Ok(()); // placed again: no part of its key's chain
         }
         state.waiting = state.waiting.saturating_sub(1);

@@ -9,8 +9,9 @@
 //! done a/1 | fail a/1 | refuse a/1    the run of the first task of key a ends, or never began
 //! done                            the oldest run ends
 //! drain                           runs end one after the other, oldest first, until none is left
-//! cancel a/2 | weight a 5         a caller's wish
+//! cancel a/2 | weight a 5 | weight a none     a caller's wish
 //! restart | lose w1               the owner or a worker dies
+//! take, report w1, open           a restart in its parts: the gate is shut until `open`
 //! hold writes | hold reads        from now on they stay on their way
 //! write | read                    one of them arrives and is answered; `release` lets all go
 //! write lost | write unknown | read lost    it fails, or happens and the answer is lost
@@ -114,10 +115,17 @@ impl Stage {
             }
             ["weight", key, weight] => {
                 let request = self.request("weight", vec![]);
-                let (queue, key, weight) = (queue_named("q"), key_named(key), Some(weight_of(weight)));
+                let weight = (weight != "none").then(|| weight_of(weight));
+                let (queue, key) = (queue_named("q"), key_named(key));
                 self.step(Input::SetWeight { request, queue, key, weight });
             }
             ["restart"] => self.restart(),
+            ["take"] => {
+                self.say("another owner takes the shard");
+                self.take();
+            }
+            ["report", worker] => self.report(worker_named(worker)),
+            ["open"] => self.step(Input::Open),
             ["lose", worker] => {
                 let worker = worker_named(worker);
                 self.runs.retain(|(id, _)| *id != worker);
@@ -180,13 +188,18 @@ impl Stage {
     fn restart(&mut self) {
         self.say("restart");
         self.take();
-        for (worker, (slots, queues)) in self.workers.clone() {
-            self.step(Input::Slots { worker, slots, queues });
-            let mine = self.runs.iter().filter(|(id, _)| *id == worker);
-            let running = mine.map(|(_, run)| run.clone()).collect();
-            self.step(Input::Report { worker, running, ended: Vec::new() });
+        for worker in self.workers.keys().copied().collect::<Vec<_>>() {
+            self.report(worker);
         }
         self.step(Input::Open);
+    }
+
+    fn report(&mut self, worker: WorkerId) {
+        let (slots, queues) = self.workers.get(&worker).cloned().expect("a worker that is known");
+        self.step(Input::Slots { worker, slots, queues });
+        let mine = self.runs.iter().filter(|(id, _)| *id == worker);
+        let running = mine.map(|(_, run)| run.clone()).collect();
+        self.step(Input::Report { worker, running, ended: Vec::new() });
     }
 
     fn step(&mut self, input: Input) {

@@ -615,6 +615,108 @@ fn a_task_canceled_on_its_way_to_a_worker_that_refuses_it_does_not_wait_again() 
 }
 
 #[test]
+fn a_cancel_while_the_gate_is_shut_waits_until_it_is_known_what_runs() {
+    check(
+        "slots w1 2
+         put a k*2
+         take
+         cancel k/1
+         cancel k/2
+         report w1
+         report w1
+         open
+         fail k/1
+         drain
+         counts",
+        expect![[r#"
+            run a/1
+            run k/1
+            another owner takes the shard
+            stop k/1
+            stopping
+            canceled k/2
+            canceled k/1
+            waiting 0 running 0 succeeded 1 failed 0 canceled 2
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}
+
+#[test]
+fn what_a_worker_said_before_it_was_lost_counts() {
+    check(
+        "slots w1 1
+         put a:t=1
+         take
+         report w1
+         done a/1
+         lose w1
+         open
+         counts",
+        expect![[r#"
+            run a/1
+            another owner takes the shard
+            waiting 0 running 0 succeeded 1 failed 0 canceled 0
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}
+
+#[test]
+fn a_class_that_was_idle_has_no_credit_after_a_restart() {
+    check(
+        "put old:c=0 z*12:c=1
+         slots w1 1
+         done
+         done
+         done
+         done
+         done
+         restart
+         put new*6:c=0
+         drain",
+        expect![[r#"
+            run old/1
+            run z/1
+            run z/2
+            run z/3
+            run z/4
+            run z/5
+            restart
+            run new/1
+            run z/6
+            run new/2
+            run z/7
+            run new/3
+            run z/8
+            run new/4
+            run z/9
+            run new/5
+            run z/10
+            run new/6
+            run z/11
+            run z/12
+        "#]],
+    );
+}
+
+#[test]
+fn without_its_override_a_key_has_the_weight_its_tasks_ask_for() {
+    check(
+        "put a*2:w=2
+         weight a 4
+         put a*2:w=2
+         weight a none
+         put b
+         put a*2:w=2
+         lanes",
+        expect![[r#"
+            lane 0/5/0: V=0.000 rows [a/1@0.000 b/1@0.000 a/2@0.500 a/3@1.000 a/4@1.250 a/5@1.500 a/6@2.000]
+        "#]],
+    );
+}
+
+#[test]
 fn a_store_that_is_behind_limits_callers_instead_of_growing() {
     check(
         "bounds in_flight=3

@@ -21,12 +21,19 @@ pub(crate) struct KeyState {
     pub(crate) key: Key,
     /// F: the end of its last charge.
     pub(crate) finish: VTime,
-    /// The end of the charge of its first waiting task, less one tick: V must not pass it (see places).
-    /// The charge is that of the task before it where its own is not at hand, and F is never exceeded.
+    /// The end of the first charge of its chain, less one tick: V must not pass it (see places). Counts
+    /// while there is a chain. The charge is that of the task before it where its own is not at hand.
     pub(crate) due: VTime,
+    /// What its tasks are charged by: its override, else what its latest accepted task asked for.
     pub(crate) weight: Weight,
+    /// What its latest accepted task asked for.
+    pub(crate) asked: Weight,
     /// Rows that wait: neither running nor settled.
     pub(crate) waiting: u32,
+    /// Those of them that stand where they were first placed, each where the charge of the one before ends.
+    pub(crate) chain: u32,
+    /// Rows that stand where they were first placed, running ones included.
+    pub(crate) chained: u32,
     /// Rows in the lane: waiting and running.
     pub(crate) rows: u32,
     /// It has its one entry among the lane's alarms.
@@ -69,7 +76,10 @@ impl Keys {
             finish: VTime::ZERO,
             due: VTime::ZERO,
             weight,
+            asked: weight,
             waiting: 0,
+            chain: 0,
+            chained: 0,
             rows: 0,
             alarmed: false,
             dirty: false,

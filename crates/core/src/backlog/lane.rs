@@ -6,7 +6,7 @@ use super::keys::KeyIx;
 use super::level::Level;
 use super::places::{Charge, Places};
 use super::vtime::{Pass, VTime};
-use super::window::{Entry, Window};
+use super::window::{Entry, Running, Window};
 use crate::bounds::Bounds;
 use crate::canary::Canary;
 use crate::change::{LaneRecord, Row};
@@ -20,8 +20,8 @@ pub(crate) struct Lane {
     pub(crate) window: Window,
     /// Per commit that is not durable yet, the lowest level it writes here: A stays below.
     pins: VecDeque<(CommitId, Level)>,
-    /// Ends since A last moved. Many of them behind one running row, and that row is set aside.
-    pub(crate) ends_behind: u32,
+    /// Ends so far. Many of them since a row started that holds A back, and that row is set aside.
+    ends: u64,
     /// When the next try of a failed read is due.
     pub(crate) read_retry: Option<Millis>,
     pub(crate) read_failures: u32,
@@ -44,7 +44,7 @@ impl Lane {
             places: Places::restore(record.vtime, seed, canary),
             window: Window::restore(record.ack, record.max, bounds.window_rows, canary),
             pins: VecDeque::new(),
-            ends_behind: 0,
+            ends: 0,
             read_retry: None,
             read_failures: 0,
             more_to_forget: false,
@@ -89,35 +89,41 @@ impl Lane {
 
     /// The lowest waiting row starts to run, and V moves.
     pub(crate) fn start_first(&mut self) -> Option<(Level, Entry)> {
-        let (level, entry) = self.window.start_first()?;
+        let (level, entry) = self.window.start_first(self.ends)?;
         self.places.served(entry.key, level.pass(), entry.charge, chained(level, entry.task));
         Some((level, entry))
     }
 
     /// A dispatch that never started.
     pub(crate) fn give_back(&mut self, level: Level, entry: Entry) {
-        self.places.unserved(entry.key);
+        self.places.unserved(entry.key, chained(level, entry.task));
         self.window.give_back(level, entry);
     }
 
-    /// A running row left the lane.
-    pub(crate) fn settle(&mut self, level: Level, key: KeyIx) {
+    /// A running row left the lane: its run ended, or it is set aside.
+    pub(crate) fn settle(&mut self, level: Level, task: TaskId, key: KeyIx) {
         self.window.leave(level);
-        self.places.settled(key);
-        self.ends_behind = self.ends_behind.saturating_add(1);
+        self.places.settled(key, chained(level, task));
+        self.ends += 1;
         self.advance();
     }
 
+    /// The running row that holds A back, and how many have ended since it started.
+    pub(crate) fn stuck_behind(&self) -> Option<(Level, TaskId, u64)> {
+        let (level, running) = self.window.stuck_behind()?;
+        Some((level, running.task, self.ends - running.ends_before))
+    }
+
     /// A waiting row left the lane without being served.
-    pub(crate) fn withdraw(&mut self, level: Level, key: KeyIx) {
+    pub(crate) fn withdraw(&mut self, level: Level, task: TaskId, key: KeyIx) {
         self.window.leave(level);
-        self.places.withdrawn(key);
+        self.places.withdrawn(key, chained(level, task));
         self.advance();
     }
 
     /// A worker runs this row since before the restart.
     pub(crate) fn adopt(&mut self, level: Level, task: TaskId, key: KeyIx, charge: Charge) {
-        self.window.adopt(level, task);
+        self.window.adopt(level, Running { task, ends_before: self.ends });
         self.places.adopted(key, level.pass(), charge, chained(level, task));
     }
 
@@ -127,9 +133,7 @@ impl Lane {
     }
 
     pub(crate) fn advance(&mut self) {
-        if self.window.advance(self.pin()) {
-            self.ends_behind = 0;
-        }
+        self.window.advance(self.pin());
     }
 
     /// A page of rows arrived. An error says what contradicts the saved records.
@@ -139,6 +143,13 @@ impl Lane {
         end: bool,
         durable_seq: u64,
     ) -> Result<(), String> {
+        if rows.is_empty() && !end {
+            return Err(format!("lane {}: a read returned nothing, and not the end", self.id));
+        }
+        let more = (self.window.waiting().len() + self.window.running().len() + rows.len()) as u64;
+        if more > self.places.rows() + self.window.doubtful(&rows, durable_seq) {
+            return Err(format!("lane {}: it has more rows than its keys count", self.id));
+        }
         let mut known = Vec::with_capacity(rows.len());
         let mut last = self.window.read();
         for row in rows {

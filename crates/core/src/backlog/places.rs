@@ -63,19 +63,24 @@ impl Places {
     }
 
     /// Puts a saved key back.
-    pub(crate) fn restore_key(&mut self, key: &Key, record: &KeyRecord) {
+    pub(crate) fn restore_key(&mut self, key: &Key, record: &KeyRecord, over: Option<Weight>) {
         let ix = self.keys.insert(key, record.weight);
         let state = self.keys.get_mut(ix);
+        state.weight = over.unwrap_or(record.weight);
         state.finish = if self.canary.is(Bug::ChargesNotRestored) { VTime::ZERO } else { record.finish };
         state.due = record.due;
         state.rows = record.rows;
         state.waiting = record.rows;
+        state.chain = record.chained;
+        state.chained = record.chained;
         self.rows += u64::from(record.rows);
         self.top = self.top.max(state.finish);
         if record.rows > 0 {
-            self.waiting_weights += u64::from(record.weight.thousandths());
+            self.waiting_weights += u64::from(state.weight.thousandths());
+        }
+        if record.chained > 0 {
             self.alarm(ix, record.due);
-        } else {
+        } else if record.rows == 0 {
             self.alarm(ix, record.finish);
         }
     }
@@ -117,16 +122,19 @@ impl Places {
         }
     }
 
-    /// The weight that counts for tasks accepted from now on.
-    pub(crate) fn set_weight(&mut self, ix: KeyIx, weight: Weight) {
+    /// What a task accepted now asks for, if there is one, and what an override says, if there is one.
+    pub(crate) fn set_weight(&mut self, ix: KeyIx, asked: Option<Weight>, over: Option<Weight>) {
         let state = self.keys.get_mut(ix);
-        if state.weight == weight {
+        let asked = asked.unwrap_or(state.asked);
+        let weight = over.unwrap_or(asked);
+        if (state.asked, state.weight) == (asked, weight) {
             return;
         }
         if state.waiting > 0 {
             self.waiting_weights = self.waiting_weights.saturating_sub(u64::from(state.weight.thousandths()));
             self.waiting_weights += u64::from(weight.thousandths());
         }
+        state.asked = asked;
         state.weight = weight;
         self.touch(ix);
     }
@@ -134,15 +142,20 @@ impl Places {
     /// Places a new task of `ix` and charges its key.
     pub(crate) fn place(&mut self, ix: KeyIx, cost: Cost, ack: Pass) -> (Pass, Charge) {
         let state = self.keys.get(ix);
-        let mut start = state.finish;
-        if state.waiting == 0 {
-            start = start.max(self.newcomer(ack));
-        }
+        // While a key keeps waiting F is above V and A, so its tasks form a chain.
+        let start = state.finish.max(self.newcomer(ack));
         let charge = Charge { cost, weight: state.weight };
-        let end = start + charge.span();
-        self.keys.get_mut(ix).finish = end;
-        self.top = self.top.max(end);
-        self.add_row(ix, end);
+        let state = self.keys.get_mut(ix);
+        state.finish = start + charge.span();
+        state.chain += 1;
+        state.chained += 1;
+        self.top = self.top.max(state.finish);
+        if state.chain == 1 {
+            state.due = state.due.max(due(start, charge.span(), state.finish));
+            let due = state.due;
+            self.alarm(ix, due);
+        }
+        self.add_row(ix);
         (start.pass(), charge)
     }
 
@@ -156,7 +169,7 @@ impl Places {
             state.finish += charge.span();
         }
         self.top = self.top.max(state.finish);
-        self.add_row(ix, start + charge.span());
+        self.add_row(ix);
         start.pass()
     }
 
@@ -171,16 +184,13 @@ impl Places {
         self.vtime.max(ack.time())
     }
 
-    fn add_row(&mut self, ix: KeyIx, end: VTime) {
+    fn add_row(&mut self, ix: KeyIx) {
         let state = self.keys.get_mut(ix);
         state.rows += 1;
         self.rows += 1;
         state.waiting += 1;
         if state.waiting == 1 {
             self.waiting_weights += u64::from(state.weight.thousandths());
-            state.due = end.min(state.finish) - VTime::TICK;
-            let due = state.due;
-            self.alarm(ix, due);
         }
         self.touch(ix);
     }
@@ -200,8 +210,11 @@ impl Places {
         let state = self.keys.get_mut(ix);
         state.waiting = state.waiting.saturating_sub(1);
         if chained {
-            let span = charge.span();
-            state.due = state.due.max((pass.time() + span + span).min(state.finish) - VTime::TICK);
+            // The next one of the chain begins where this one's charge ends.
+            state.chain = state.chain.saturating_sub(1);
+            if state.chain > 0 {
+                state.due = state.due.max(due(pass.time() + charge.span(), charge.span(), state.finish));
+            }
         }
         if state.waiting == 0 {
             self.waiting_weights = self.waiting_weights.saturating_sub(u64::from(state.weight.thousandths()));
@@ -209,20 +222,25 @@ impl Places {
     }
 
     /// A dispatch that never started: its row waits again where it was.
-    pub(crate) fn unserved(&mut self, ix: KeyIx) {
+    pub(crate) fn unserved(&mut self, ix: KeyIx, chained: bool) {
         let state = self.keys.get_mut(ix);
         state.waiting += 1;
         if state.waiting == 1 {
             self.waiting_weights += u64::from(state.weight.thousandths());
+        }
+        if chained {
+            state.chain += 1;
             let due = state.due;
             self.alarm(ix, due);
         }
+        self.touch(ix);
     }
 
     /// A running row left the lane.
-    pub(crate) fn settled(&mut self, ix: KeyIx) {
+    pub(crate) fn settled(&mut self, ix: KeyIx, chained: bool) {
         let state = self.keys.get_mut(ix);
         state.rows = state.rows.saturating_sub(1);
+        state.chained = state.chained.saturating_sub(u32::from(chained));
         self.rows = self.rows.saturating_sub(1);
         let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
         self.touch(ix);
@@ -231,17 +249,20 @@ impl Places {
         }
     }
 
-    /// A waiting row left the lane without being served. Which row of its key is first now may be known
-    /// to the store alone, so until one is served the key only limits V by the end of all its charges.
-    pub(crate) fn withdrawn(&mut self, ix: KeyIx) {
+    /// A waiting row left the lane without being served. Which row of its chain is first now may be known
+    /// to the store alone, so the key holds V only by the end of all it has been charged so far.
+    pub(crate) fn withdrawn(&mut self, ix: KeyIx, chained: bool) {
         let state = self.keys.get_mut(ix);
         state.waiting = state.waiting.saturating_sub(1);
-        state.due = state.due.max(state.finish - VTime::TICK);
+        if chained {
+            state.chain = state.chain.saturating_sub(1);
+            state.due = state.due.max(state.finish - VTime::TICK);
+        }
         if state.waiting == 0 {
             self.waiting_weights = self.waiting_weights.saturating_sub(u64::from(state.weight.thousandths()));
         }
         self.when_nothing_waits();
-        self.settled(ix);
+        self.settled(ix, chained);
     }
 
     /// After a restart: a row counted as waiting is running. Its dispatch was not saved.
@@ -293,7 +314,7 @@ impl Places {
     /// must stay.
     fn look_at(&mut self, at: VTime, ix: KeyIx) -> bool {
         let state = self.keys.get_mut(ix);
-        let next = if state.waiting > 0 {
+        let next = if state.chain > 0 {
             if state.due <= at {
                 return false;
             }
@@ -360,7 +381,8 @@ impl Places {
                     finish: state.finish,
                     due: state.due,
                     rows: state.rows,
-                    weight: state.weight,
+                    chained: state.chained,
+                    weight: state.asked,
                 };
                 each(&state.key, Some(record));
             }
@@ -370,4 +392,10 @@ impl Places {
     pub(crate) fn has_forgotten(&self) -> bool {
         !self.forgotten.is_empty()
     }
+}
+
+/// Up to where a chain that begins at `head` lets V go: one charge on, less a tick, and not beyond F; but past
+/// the head as a level shows it, or newcomers placed at V would go before it for ever.
+fn due(head: VTime, span: VTime, finish: VTime) -> VTime {
+    ((head + span).min(finish) - VTime::TICK).max(head + VTime::TICK).min(finish)
 }

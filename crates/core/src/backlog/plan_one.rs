@@ -132,7 +132,7 @@ proptest! {
                         look(&store, asked, &mut seen);
                         give(&mut window, &mut asked, &mut seen);
                     }
-                    let started = window.start_first().map(|(level, _)| level);
+                    let started = window.start_first(0).map(|(level, _)| level);
                     prop_assert_eq!(started, plan.start(&store));
                     running.extend(started);
                 }

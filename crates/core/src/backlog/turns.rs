@@ -39,13 +39,17 @@ impl<M: Copy + Ord> Turns<M> {
         self.charges.get(&member).copied().unwrap_or_default()
     }
 
-    /// Puts a saved charge back. The clock after a restart is the lowest charge of those that compete.
-    pub(crate) fn restore(&mut self, member: M, charged: VTime, competes: bool) {
-        let first = !self.charges.values().any(|&c| c > VTime::ZERO);
+    /// Puts a saved charge back; [`Turns::resume`] follows.
+    pub(crate) fn restore(&mut self, member: M, charged: VTime) {
         self.charges.insert(member, charged);
-        if competes && charged > VTime::ZERO && (first || charged < self.clock) {
-            self.clock = charged;
-        }
+    }
+
+    /// After a restart the clock is the lowest charge of those that compete. If none does it is the highest:
+    /// whoever comes next has no credit.
+    pub(crate) fn resume(&mut self, competes: impl Fn(M) -> bool) {
+        let lowest =
+            self.charges.iter().filter(|(member, _)| competes(**member)).map(|(_, charge)| *charge).min();
+        self.clock = lowest.or(self.charges.values().max().copied()).unwrap_or_default();
     }
 
     /// Drops members that are gone.
@@ -78,6 +82,18 @@ mod tests {
     fn turns_follow_the_weights() {
         let mut turns = Turns::default();
         assert_eq!(turns_taken(&mut turns, &[(b'm', 1.0), (b'r', 3.0)], 8), "mrrrmrrr");
+    }
+
+    #[test]
+    fn a_member_returns_without_credit_after_a_restart() {
+        let mut turns = Turns::default();
+        turns_taken(&mut turns, &[(b'm', 1.0)], 3);
+        turns_taken(&mut turns, &[(b'r', 1.0)], 100);
+        let mut restored = Turns::default();
+        restored.restore(b'm', turns.charged(b'm'));
+        restored.restore(b'r', turns.charged(b'r'));
+        restored.resume(|member| member == b'r');
+        assert_eq!(turns_taken(&mut restored, &[(b'm', 1.0), (b'r', 1.0)], 6), "mrmrmr");
     }
 
     #[test]

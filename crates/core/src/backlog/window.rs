@@ -22,6 +22,7 @@ use super::keys::KeyIx;
 use super::level::Level;
 use super::places::Charge;
 use crate::canary::{Bug, Canary};
+use crate::change::Row;
 use crate::names::{LoadId, TaskId};
 
 /// A waiting row in memory.
@@ -32,6 +33,14 @@ pub(crate) struct Entry {
     pub(crate) charge: Charge,
     pub(crate) attempt: u16,
     pub(crate) max_attempts: u16,
+}
+
+/// A running row in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Running {
+    pub(crate) task: TaskId,
+    /// How many had ended in this lane when it started.
+    pub(crate) ends_before: u64,
 }
 
 /// A read that is under way.
@@ -56,7 +65,7 @@ pub(crate) struct Window {
     max: Level,
     end: bool,
     waiting: BTreeMap<Level, Entry>,
-    running: BTreeMap<Level, TaskId>,
+    running: BTreeMap<Level, Running>,
     /// The highest level that ever settled: A never needs to pass it.
     settled: Level,
     reading: Option<Reading>,
@@ -98,7 +107,7 @@ impl Window {
         &self.waiting
     }
 
-    pub(crate) fn running(&self) -> &BTreeMap<Level, TaskId> {
+    pub(crate) fn running(&self) -> &BTreeMap<Level, Running> {
         &self.running
     }
 
@@ -146,9 +155,9 @@ impl Window {
     }
 
     /// The lowest waiting row starts to run.
-    pub(crate) fn start_first(&mut self) -> Option<(Level, Entry)> {
+    pub(crate) fn start_first(&mut self, ends_before: u64) -> Option<(Level, Entry)> {
         let (level, entry) = self.waiting.pop_first()?;
-        self.running.insert(level, entry.task);
+        self.running.insert(level, Running { task: entry.task, ends_before });
         Some((level, entry))
     }
 
@@ -159,8 +168,8 @@ impl Window {
     }
 
     /// After a restart: a worker runs this row.
-    pub(crate) fn adopt(&mut self, level: Level, task: TaskId) {
-        self.running.insert(level, task);
+    pub(crate) fn adopt(&mut self, level: Level, running: Running) {
+        self.running.insert(level, running);
         self.waiting.remove(&level);
     }
 
@@ -183,7 +192,7 @@ impl Window {
 
     /// Raises A as far as it may go: below every row that waits, runs or is being written (`pin`), not
     /// beyond R, and not beyond what has settled.
-    pub(crate) fn advance(&mut self, pin: Option<Level>) -> bool {
+    pub(crate) fn advance(&mut self, pin: Option<Level>) {
         let pin = if self.canary.is(Bug::AckNotPinned) { None } else { pin };
         let lowest = [
             self.waiting.first_key_value().map(|(&level, _)| level),
@@ -197,16 +206,14 @@ impl Window {
         if let Some(lowest) = lowest {
             ack = ack.min(lowest.before());
         }
-        let advanced = ack > self.ack;
         self.ack = self.ack.max(ack);
-        advanced
     }
 
     /// The lowest row that holds A back, if it is one that runs.
-    pub(crate) fn stuck_behind(&self) -> Option<(Level, TaskId)> {
-        let (&running, &task) = self.running.first_key_value()?;
-        let blocked = self.waiting.first_key_value().is_some_and(|(&level, _)| level < running);
-        (!blocked && running < self.settled).then_some((running, task))
+    pub(crate) fn stuck_behind(&self) -> Option<(Level, Running)> {
+        let (&level, &running) = self.running.first_key_value()?;
+        let blocked = self.waiting.first_key_value().is_some_and(|(&waiting, _)| waiting < level);
+        (!blocked && level < self.settled).then_some((level, running))
     }
 
     /// Whether a read is needed, and from where and how much.
@@ -223,6 +230,14 @@ impl Window {
     /// Whether this read is the one we wait for. One that was given up is not.
     pub(crate) fn awaits(&self, load: LoadId) -> bool {
         self.reading.as_ref().is_some_and(|r| r.load == load)
+    }
+
+    /// How many of these rows the counts may not cover: known already, gone, or not durable to our knowledge.
+    pub(crate) fn doubtful(&self, rows: &[Row], durable_seq: u64) -> u64 {
+        let known = |level: &Level| self.waiting.contains_key(level) || self.running.contains_key(level);
+        let doubtful =
+            |row: &&Row| known(&row.level) || self.knows_gone(row.level) || row.level.seq() > durable_seq;
+        rows.iter().filter(doubtful).count() as u64
     }
 
     /// Whether this row left the lane since the pending read was asked for.

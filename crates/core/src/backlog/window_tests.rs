@@ -63,7 +63,7 @@ fn check(script: &str, expected: Expect) {
                 }
             }
             "start" => {
-                let started = window.start_first().map_or("nothing".into(), |(level, _)| show(level));
+                let started = window.start_first(0).map_or("nothing".into(), |(level, _)| show(level));
                 note = format!(" starts {started}");
             }
             "settle" => numbers.iter().for_each(|&n| {

@@ -75,7 +75,9 @@ impl Shard {
             if lane.places.top().max(lane.ack().time()) + spans > VTime::LAST {
                 return Err(Refusal::limited("this queue's virtual time is used up; use another queue"));
             }
-            if lane.places.rows() + tasks.len() as u64 > bounds::ROWS_PER_LANE {
+            let keys = lane.places.keys().len() + tasks.len();
+            if lane.places.rows() + tasks.len() as u64 > bounds::ROWS_PER_LANE || keys > bounds::KEYS_PER_LANE
+            {
                 return Err(Refusal::limited(
                     "this queue holds all the tasks it can; wait until some have ended",
                 ));
@@ -107,7 +109,7 @@ impl Shard {
             let commit = self.batch.id;
             let lane = &mut self.lanes[ix.0];
             let key = lane.places.key(&new.key, weight);
-            lane.places.set_weight(key, weight);
+            lane.places.set_weight(key, Some(new.weight), over);
             let (pass, charge) = lane.places.place(key, new.cost, lane.ack());
             let level = Level::new(pass, seq);
             lane.chosen(level, commit);
@@ -129,9 +131,8 @@ impl Shard {
             self.dirty_lanes.insert(ix);
             ids.push(id);
         }
-        let queue = &mut self.queues[queue.0 as usize];
-        queue.record.totals.accepted += ids.len() as u64;
-        queue.dirty = true;
+        self.queues[queue.0 as usize].record.totals.accepted += ids.len() as u64;
+        self.dirty_queues.insert(queue);
         ids
     }
 
@@ -167,13 +168,11 @@ impl Shard {
             Some(weight) => queue.overrides.insert(key.clone(), weight),
             None => queue.overrides.remove(&key),
         };
-        if let Some(weight) = weight {
-            for ix in queue.lanes.values() {
-                let places = &mut self.lanes[ix.0].places;
-                if let Some(key) = places.keys().find(&key) {
-                    places.set_weight(key, weight);
-                    self.dirty_lanes.insert(*ix);
-                }
+        for ix in queue.lanes.values() {
+            let places = &mut self.lanes[ix.0].places;
+            if let Some(key) = places.keys().find(&key) {
+                places.set_weight(key, None, weight);
+                self.dirty_lanes.insert(*ix);
             }
         }
         self.batch.changes.push(Change::Override { queue: id, key, weight });

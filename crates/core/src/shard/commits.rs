@@ -6,10 +6,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::Change;
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, QueueId, RequestId};
-
-/// Between two rounds of forgetting keys, each of a bounded size.
-const FORGET_AFTER_MS: u64 = 100;
+use crate::names::{CommitId, RequestId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -61,11 +58,8 @@ impl Shard {
             let turn = turns.map_or_else(Default::default, |turns| turns.charged(id.class));
             changes.push(Change::Lane { lane: id, record: lane.record(turn) });
         }
-        for (n, queue) in self.queues.iter_mut().enumerate() {
-            if queue.dirty {
-                queue.dirty = false;
-                changes.push(Change::Queue { queue: QueueId(n as u32), record: queue.record.clone() });
-            }
+        for queue in std::mem::take(&mut self.dirty_queues) {
+            changes.push(Change::Queue { queue, record: self.queues[queue.0 as usize].record.clone() });
         }
         changes.push(Change::Seq { next: self.next_seq });
         batch.last_seq = self.next_seq - 1;
@@ -133,7 +127,7 @@ impl Shard {
         }
         if lane.more_to_forget && !lane.forget_armed {
             lane.forget_armed = true;
-            self.arm(self.now.plus(FORGET_AFTER_MS), Timer::Forget(ix));
+            self.arm(self.now.plus(bounds::FORGET_AFTER_MS), Timer::Forget(ix));
         }
     }
 

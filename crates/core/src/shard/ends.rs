@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::reads::Waiter;
 use super::{HeldEnd, LaneIx, Shard, Timer};
 use crate::backlog::{Entry, Level};
+use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, Row, Task};
 use crate::life::{self, End, Next, Outcome};
@@ -25,7 +26,7 @@ impl Shard {
     ) {
         for run in running {
             let (task, fence) = (run.task, run.fence);
-            if self.open || !self.adopt(worker, run) {
+            if self.open || !self.adopt(worker, run, effects) {
                 effects.push(Effect::Stop { worker, task, fence });
             }
         }
@@ -40,10 +41,27 @@ impl Shard {
     }
 
     /// Counts a reported run as running. False if the shard knows better.
-    fn adopt(&mut self, worker: WorkerId, run: Run) -> bool {
+    fn adopt(&mut self, worker: WorkerId, run: Run, effects: &mut Vec<Effect>) -> bool {
         let Some(ix) = self.lane_of(run.lane) else { return false };
-        if self.runs.contains_key(&run.task) {
+        if !self.workers.contains_key(&worker) && self.workers.len() >= bounds::WORKERS {
             return false;
+        }
+        if let Some(live) = self.runs.get_mut(&run.task) {
+            let (other, fence) = (live.worker, live.run.fence);
+            if (other, fence) == (worker, run.fence) {
+                return true; // said again
+            }
+            if run.fence <= fence {
+                return false;
+            }
+            // Of two runs of a task the newer one counts.
+            let task = run.task;
+            live.run = run;
+            live.worker = worker;
+            self.free_slot(other);
+            self.hold_slot(worker);
+            effects.push(Effect::Stop { worker: other, task, fence });
+            return true;
         }
         let lane = &mut self.lanes[ix.0];
         let in_lane = if self.aside.remove(&run.task).is_some() {
@@ -77,10 +95,7 @@ impl Shard {
         let ended: BTreeSet<TaskId> = self.held_ends.keys().map(|(task, _)| *task).collect();
         let lost: Vec<Task> = self.aside.values().filter(|task| !ended.contains(&task.id)).cloned().collect();
         for task in lost {
-            match life::after(End::Lost, task.attempt, task.max_attempts, false) {
-                Next::Retry => self.requeue(&retried(&task), None),
-                Next::Finish(outcome) => self.finish(task.id, task.lane, None, outcome, effects),
-            }
+            self.lose_aside(&task, effects);
         }
         for held in std::mem::take(&mut self.held_ends).into_values() {
             if self.runs.contains_key(&held.task) {
@@ -90,9 +105,27 @@ impl Shard {
                 self.read_task_for(held.task, Waiter::LateEnd(held), effects);
             }
         }
-        self.ready.extend((0..self.queues.len() as u32).map(QueueId));
         for ix in 0..self.lanes.len() {
             self.forget(LaneIx(ix));
+        }
+        self.begin(effects);
+    }
+
+    /// If nothing is in the way any more, tasks may start, and cancels that came too early are looked at.
+    pub(super) fn begin(&mut self, effects: &mut Vec<Effect>) {
+        if self.may_start() {
+            self.ready.extend((0..self.queues.len() as u32).map(QueueId));
+            for (request, task) in std::mem::take(&mut self.held_cancels) {
+                self.cancel(request, task, effects);
+            }
+        }
+    }
+
+    /// A saved long runner that no worker runs.
+    fn lose_aside(&mut self, task: &Task, effects: &mut Vec<Effect>) {
+        match life::after(End::Lost, task.attempt, task.max_attempts, false) {
+            Next::Retry => self.requeue(&retried(task), None),
+            Next::Finish(outcome) => self.finish(task.id, task.lane, None, outcome, effects),
         }
     }
 
@@ -130,7 +163,9 @@ impl Shard {
         let HeldEnd { worker, task, fence, .. } = held;
         if !self.open {
             // A worker may well say it again before the gate opens.
-            self.held_ends.insert((task, fence), held);
+            if self.held_ends.len() < bounds::HELD_ENDS {
+                self.held_ends.insert((task, fence), held);
+            }
             return;
         }
         match self.runs.get(&task) {
@@ -154,7 +189,10 @@ impl Shard {
             worker.slots = 0;
         }
         for task in lost {
-            self.end_run(task, End::Lost, None, effects);
+            // What it said before it was lost counts.
+            let fence = self.runs.get(&task).map(|live| live.run.fence);
+            let held = fence.and_then(|fence| self.held_ends.remove(&(task, fence)));
+            self.end_run(task, held.map_or(End::Lost, |held| held.end), None, effects);
         }
         self.workers.remove(&worker);
     }
@@ -186,7 +224,7 @@ impl Shard {
         let level = live.in_lane.map(|_| run.level);
         if let Some(ix) = self.lane_of(run.lane) {
             if let Some(key) = live.in_lane {
-                self.lanes[ix.0].settle(run.level, key);
+                self.lanes[ix.0].settle(run.level, task, key);
             }
             self.left_lane(ix);
         }
@@ -210,12 +248,12 @@ impl Shard {
         effects: &mut Vec<Effect>,
     ) {
         self.batch.changes.push(Change::Finished { task, lane, level, outcome });
-        let queue = &mut self.queues[lane.queue.0 as usize];
-        queue.dirty = true;
+        self.dirty_queues.insert(lane.queue);
+        let totals = &mut self.queues[lane.queue.0 as usize].record.totals;
         match outcome {
-            Outcome::Succeeded => queue.record.totals.succeeded += 1,
-            Outcome::Failed => queue.record.totals.failed += 1,
-            Outcome::Canceled => queue.record.totals.canceled += 1,
+            Outcome::Succeeded => totals.succeeded += 1,
+            Outcome::Failed => totals.failed += 1,
+            Outcome::Canceled => totals.canceled += 1,
         }
         self.payloads.take(task);
         self.aside.remove(&task);
@@ -277,9 +315,10 @@ impl Shard {
         self.dirty_lanes.insert(ix);
         self.hungry.insert(ix);
         self.forget(ix);
-        while self.lanes[ix.0].ends_behind >= self.bounds.aside_after_ends {
+        let bound = u64::from(self.bounds.aside_after_ends.max(1));
+        while self.lanes[ix.0].stuck_behind().is_some_and(|(_, _, ends)| ends >= bound) {
             if !self.set_aside_first(ix) {
-                self.lanes[ix.0].ends_behind = 0;
+                break;
             }
         }
         self.arm_aside(ix);
@@ -297,7 +336,7 @@ impl Shard {
 
     /// When the run that holds A back was dispatched, if one does.
     fn first_stuck(&self, ix: LaneIx) -> Option<Millis> {
-        let (_, task) = self.lanes[ix.0].window.stuck_behind()?;
+        let (_, task, _) = self.lanes[ix.0].stuck_behind()?;
         self.runs.get(&task).map(|live| live.run.started)
     }
 
@@ -314,13 +353,12 @@ impl Shard {
 
     /// Moves the row of the run that holds A back to the table of long runners.
     fn set_aside_first(&mut self, ix: LaneIx) -> bool {
-        let Some((level, task)) = self.lanes[ix.0].window.stuck_behind() else { return false };
+        let Some((level, task, _)) = self.lanes[ix.0].stuck_behind() else { return false };
         let Some(live) = self.runs.get_mut(&task) else { return false };
         let Some(key) = live.in_lane.take() else { return false };
         let lane = &mut self.lanes[ix.0];
         let id = lane.id;
-        lane.settle(level, key);
-        lane.ends_behind = lane.ends_behind.saturating_sub(1);
+        lane.settle(level, task, key);
         self.batch.changes.push(Change::SetAside { task, lane: id, level });
         self.dirty_lanes.insert(ix);
         self.hungry.insert(ix);
@@ -329,12 +367,17 @@ impl Shard {
     }
 
     pub(super) fn on_cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
-        if self.task_reads.len() >= self.bounds.task_reads {
+        let waiters = self.task_reads.get(&task).map_or(0, |read| read.waiters());
+        if self.task_reads.len() + self.held_cancels.len() >= self.bounds.task_reads
+            || waiters >= bounds::WAITERS_PER_TASK
+        {
             let refusal = Refusal::limited("too many cancels at once; send this again in a moment");
             effects.push(Effect::Answer { request, answer: Err(refusal) });
-            return;
+        } else if self.may_start() || self.runs.contains_key(&task) {
+            self.cancel(request, task, effects);
+        } else {
+            self.held_cancels.push((request, task));
         }
-        self.cancel(request, task, effects);
     }
 
     fn cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
@@ -374,6 +417,9 @@ impl Shard {
             Waiter::LateEnd(held) => {
                 if let Some(task) = task {
                     self.late_end(task, &held, effects);
+                    if let Some(task) = self.aside.get(&id).cloned() {
+                        self.lose_aside(&task, effects); // it was of an earlier attempt
+                    }
                 }
                 let HeldEnd { worker, task, fence, .. } = held;
                 self.after_commit(Effect::Acknowledge { worker, task, fence }, effects);
@@ -403,9 +449,9 @@ impl Shard {
         if let (Some(level), Some(key)) = (task.level, lane.places.keys().find(&task.key)) {
             if served {
                 lane.adopt(level, task.id, key, task.charge);
-                lane.settle(level, key);
+                lane.settle(level, task.id, key);
             } else {
-                lane.withdraw(level, key);
+                lane.withdraw(level, task.id, key);
             }
             self.left_lane(ix);
         }

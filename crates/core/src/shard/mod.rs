@@ -26,8 +26,8 @@ use crate::change::{LaneRecord, Metadata, QueueRecord, Task, Totals};
 use crate::life::End;
 use crate::messages::{Effect, Input};
 use crate::names::{
-    Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, TaskId,
-    WorkerId,
+    Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
+    TaskId, WorkerId,
 };
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
@@ -41,7 +41,6 @@ pub(crate) struct LaneIx(usize);
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
     pub(crate) record: QueueRecord,
-    pub(crate) dirty: bool,
     /// Its lanes, first priority first.
     pub(crate) lanes: BTreeMap<(Priority, Class), LaneIx>,
     /// Whose turn it is among the lanes of a priority.
@@ -104,6 +103,8 @@ pub struct Shard {
     /// Tasks with an end from before the gate opened that the store has to say a word on. Until it has,
     /// nothing starts: one of these could be started again although it ended.
     unresolved: BTreeSet<TaskId>,
+    /// Cancels of tasks that a worker may be running, or have ended, for all we know yet.
+    held_cancels: Vec<(RequestId, TaskId)>,
     payloads: Payloads,
 
     batch: Batch,
@@ -111,6 +112,7 @@ pub struct Shard {
     /// The highest seq known to be durable.
     durable_seq: u64,
     dirty_lanes: BTreeSet<LaneIx>,
+    dirty_queues: BTreeSet<QueueId>,
     /// Save although only small records changed.
     flush: bool,
 
@@ -197,11 +199,13 @@ impl Shard {
             aside: BTreeMap::new(),
             held_ends: BTreeMap::new(),
             unresolved: BTreeSet::new(),
+            held_cancels: Vec::new(),
             payloads: Payloads::default(),
             batch: Batch::new(CommitId(1)),
             sealed: VecDeque::new(),
             durable_seq: next_seq - 1,
             dirty_lanes: BTreeSet::new(),
+            dirty_queues: BTreeSet::new(),
             flush: false,
             next_load: 1,
             loads: BTreeMap::new(),
@@ -233,7 +237,15 @@ impl Shard {
         }
         for (lane, key, record) in metadata.keys {
             if let Some(&ix) = self.lane_index.get(&lane) {
-                self.lanes[ix.0].places.restore_key(&key, &record);
+                let over = self.queues[lane.queue.0 as usize].overrides.get(&key).copied();
+                self.lanes[ix.0].places.restore_key(&key, &record, over);
+            }
+        }
+        let Shard { queues, lanes, .. } = self;
+        for queue in queues {
+            for (&priority, turns) in &mut queue.turns {
+                let rows = |ix: &LaneIx| lanes[ix.0].places.rows();
+                turns.resume(|class| queue.lanes.get(&(priority, class)).is_some_and(|ix| rows(ix) > 0));
             }
         }
         if !self.canary.is(Bug::AsideForgotten) {
@@ -300,7 +312,7 @@ impl Shard {
             keys: self.lanes.iter().map(|l| l.places.keys().len()).sum(),
             alarms: self.lanes.iter().map(|l| l.places.alarms()).sum(),
             runs: self.runs.len(),
-            loads: self.loads.len() + self.task_reads.len(),
+            loads: self.loads.len() + self.task_reads.len() + self.held_cancels.len(),
             payload_bytes: self.payloads.bytes,
             batches: self.sealed.len(),
         }
@@ -332,6 +344,11 @@ impl Shard {
         self.loads.values().any(|what| matches!(what, LoadFor::Lane(ix) if *ix == lane))
     }
 
+    /// Saved long runners that nobody has reported.
+    pub(crate) fn unreported_aside(&self) -> usize {
+        self.aside.len()
+    }
+
     /// Tasks of a queue whose rows are set aside.
     pub(crate) fn aside_of(&self, queue: QueueId) -> u64 {
         let saved = self.aside.values().filter(|task| task.lane.queue == queue).count();
@@ -346,7 +363,7 @@ impl Shard {
             return id;
         }
         let id = self.add_queue(QueueRecord { name: name.clone(), totals: Totals::default() });
-        self.queues[id.0 as usize].dirty = true;
+        self.dirty_queues.insert(id);
         self.flush = true;
         id
     }
@@ -356,7 +373,6 @@ impl Shard {
         self.names.insert(record.name.clone(), id);
         self.queues.push(Queue {
             record,
-            dirty: false,
             lanes: BTreeMap::new(),
             turns: BTreeMap::new(),
             overrides: BTreeMap::new(),
@@ -381,8 +397,7 @@ impl Shard {
         self.lane_index.insert(id, ix);
         if let Some(queue) = self.queues.get_mut(id.queue.0 as usize) {
             queue.lanes.insert((id.priority, id.class), ix);
-            let competes = record.max > record.ack;
-            queue.turns.entry(id.priority).or_default().restore(id.class, record.turn, competes);
+            queue.turns.entry(id.priority).or_default().restore(id.class, record.turn);
         }
         ix
     }

@@ -6,7 +6,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Row, Task};
 use crate::messages::Effect;
-use crate::names::{LoadId, Millis, QueueId, RequestId, TaskId};
+use crate::names::{LoadId, Millis, RequestId, TaskId};
 
 /// Whom a read is for.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,12 @@ pub(super) struct TaskRead {
     /// The task changed since the read was asked for, so what it returns may be old.
     stale: bool,
     failures: u32,
+}
+
+impl TaskRead {
+    pub(super) fn waiters(&self) -> usize {
+        self.waiters.len()
+    }
 }
 
 impl Shard {
@@ -148,8 +154,8 @@ impl Shard {
         for waiter in waiters {
             self.read_task_for(id, waiter, effects);
         }
-        if !self.task_reads.contains_key(&id) && self.unresolved.remove(&id) && self.unresolved.is_empty() {
-            self.ready.extend((0..self.queues.len() as u32).map(QueueId));
+        if !self.task_reads.contains_key(&id) && self.unresolved.remove(&id) {
+            self.begin(effects);
         }
     }
 }

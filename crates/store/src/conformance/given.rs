@@ -124,7 +124,7 @@ pub(super) fn rows(tasks: &[Task]) -> Vec<Row> {
 /// A key's record that is told apart by one number.
 pub(super) fn key_record(n: u32) -> KeyRecord {
     let time = |bits: u32| VTime::from_bits(u128::from(n) << bits | 1);
-    KeyRecord { finish: time(70), due: time(60), rows: n, weight: weight(n) }
+    KeyRecord { finish: time(70), due: time(60), rows: n, chained: n / 2, weight: weight(n) }
 }
 
 pub(super) fn put_key(lane: LaneId, text: &str, n: u32) -> Change {
