@@ -64,8 +64,11 @@ impl Report {
         self.rows.push(values);
     }
 
-    /// Prints it to stdout.
+    /// Prints it to stdout, if there is anything in it.
     pub(crate) fn print(&self, json: bool) {
+        if self.rows.is_empty() {
+            return;
+        }
         print!("{}", if json { self.for_programs() } else { self.for_people() });
     }
 

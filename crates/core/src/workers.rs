@@ -16,6 +16,8 @@ pub(crate) struct Worker {
     /// The queues it serves, with the share of its slots that each gets.
     pub(crate) queues: Vec<(QueueId, Weight)>,
     pub(crate) turns: Turns<QueueId>,
+    /// It stands in the lists of free workers of its queues.
+    pub(crate) listed: bool,
 }
 
 impl Worker {

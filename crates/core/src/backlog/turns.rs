@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::vtime::VTime;
+use super::vtime::{Pass, VTime};
 
 /// The charges of the members and the clock they share.
 #[derive(Clone, Debug)]
@@ -24,7 +24,12 @@ impl<M> Default for Turns<M> {
 impl<M: Copy + Ord> Turns<M> {
     /// The candidate that goes next; the first of several equal ones.
     pub(crate) fn next(&self, candidates: impl Iterator<Item = M>) -> Option<M> {
-        candidates.min_by_key(|&member| (self.start(member).pass(), member))
+        candidates.min_by_key(|&member| self.turn(member))
+    }
+
+    /// When a member's turn comes; the lowest goes next.
+    pub(crate) fn turn(&self, member: M) -> (Pass, M) {
+        (self.start(member).pass(), member)
     }
 
     /// Charges a member for its turn.

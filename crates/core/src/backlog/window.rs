@@ -175,8 +175,9 @@ impl Window {
 
     /// A row left the lane: it ended, moved, or was set aside. It may never have been in the window.
     pub(crate) fn leave(&mut self, level: Level) -> Option<Entry> {
-        self.running.remove(&level);
-        let mut entry = self.waiting.remove(&level);
+        // A row runs or waits, never both; most rows that leave were running.
+        let ran = self.running.remove(&level).is_some();
+        let mut entry = if ran { None } else { self.waiting.remove(&level) };
         if let Some(reading) = &mut self.reading
             && level > reading.start
         {

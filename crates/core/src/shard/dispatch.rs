@@ -69,16 +69,19 @@ impl Shard {
 
     /// Takes a worker out of the lists of free ones.
     pub(super) fn leave_queues(&mut self, id: WorkerId) {
-        let Some(worker) = self.workers.get(&id) else { return };
-        for (queue, _) in &worker.queues {
-            self.queues[queue.0 as usize].free.remove(&id);
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if std::mem::take(&mut worker.listed) {
+            for (queue, _) in &worker.queues {
+                self.queues[queue.0 as usize].free.remove(&id);
+            }
         }
     }
 
     /// Lists a worker as free in its queues, if it is, and has them looked at.
     pub(super) fn note_free(&mut self, id: WorkerId) {
-        let Some(worker) = self.workers.get(&id) else { return };
-        if worker.has_free_slot() {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if worker.has_free_slot() && !worker.listed {
+            worker.listed = true;
             for (queue, _) in &worker.queues {
                 self.queues[queue.0 as usize].free.insert(id);
                 self.ready.insert(*queue);
@@ -90,12 +93,17 @@ impl Shard {
     pub(super) fn free_slot(&mut self, id: WorkerId) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.busy -= 1;
-            self.note_free(id);
+            self.freed.push(id);
         }
     }
 
     /// Starts whatever can be started.
     pub(super) fn dispatch(&mut self, effects: &mut Vec<Effect>) {
+        // A slot that has just become free is mostly filled at once, without listing it in every queue.
+        for id in std::mem::take(&mut self.freed) {
+            while self.may_start() && self.start_one(id, effects) {}
+            self.note_free(id);
+        }
         if !self.may_start() {
             return;
         }
@@ -135,18 +143,25 @@ impl Shard {
         None
     }
 
-    /// Starts one task on this worker: it has a free slot and one of its queues something to start.
-    fn start_one(&mut self, id: WorkerId, effects: &mut Vec<Effect>) {
-        let Some(worker) = self.workers.get(&id) else { return };
-        let candidates = worker.queues.iter().map(|(queue, _)| *queue);
-        let Some(queue) = worker.turns.next(candidates.filter(|queue| self.startable(*queue).is_some()))
-        else {
-            return;
+    /// Starts one task on this worker, if it has a free slot and one of its queues something to start.
+    fn start_one(&mut self, id: WorkerId, effects: &mut Vec<Effect>) -> bool {
+        let Some(worker) = self.workers.get(&id).filter(|worker| worker.has_free_slot()) else {
+            return false;
         };
-        let Some(ix) = self.startable(queue) else { return };
+        // Of the queues that have something to start, the one whose turn it is. Whether one has is asked only
+        // of those that would go before the best so far.
+        let mut next = None;
+        for (queue, _) in &worker.queues {
+            let turn = worker.turns.turn(*queue);
+            if next.is_none_or(|best| turn < best) && self.startable(*queue).is_some() {
+                next = Some(turn);
+            }
+        }
+        let Some((_, queue)) = next else { return false };
+        let Some(ix) = self.startable(queue) else { return false };
         let lane = &mut self.lanes[ix.0];
         let weights = lane.places.waiting_weights();
-        let Some((level, entry)) = lane.start_first() else { return };
+        let Some((level, entry)) = lane.start_first() else { return false };
         let key = lane.places.keys().get(entry.key).key.clone();
         let fence = Fence { epoch: self.epoch, dispatch: self.next_dispatch };
         self.next_dispatch += 1;
@@ -178,6 +193,7 @@ impl Shard {
         self.runs.insert(entry.task, live);
         let payload = self.payloads.take(entry.task);
         effects.push(Effect::Start { worker: id, run, payload });
+        true
     }
 
     /// A slot of this worker is held by a run.
@@ -185,9 +201,7 @@ impl Shard {
         let worker = self.workers.entry(id).or_default();
         worker.busy += 1;
         if !worker.has_free_slot() {
-            for (queue, _) in &worker.queues {
-                self.queues[queue.0 as usize].free.remove(&id);
-            }
+            self.leave_queues(id);
         }
     }
 }

@@ -122,6 +122,8 @@ pub struct Shard {
 
     timers: BTreeSet<(Millis, Timer)>,
     wake: Option<Millis>,
+    /// Workers of which a slot has just become free.
+    freed: Vec<WorkerId>,
     /// Queues that may have something to start.
     ready: BTreeSet<QueueId>,
     /// Lanes that may need a read.
@@ -212,6 +214,7 @@ impl Shard {
             task_reads: BTreeMap::new(),
             timers: BTreeSet::new(),
             wake: None,
+            freed: Vec::new(),
             ready: BTreeSet::new(),
             hungry: BTreeSet::new(),
         };
