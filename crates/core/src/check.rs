@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::backlog::Lane;
 use crate::names::{QueueId, WorkerId};
 use crate::shard::Shard;
+use crate::workers::LiveRun;
 
 /// Checks every invariant of a shard between steps; the error says which one does not hold, and where.
 pub fn invariants(shard: &Shard) -> Result<(), String> {
@@ -129,6 +130,12 @@ fn queues(shard: &Shard) -> Result<(), String> {
             .filter(|(_, lane)| lane.id.queue == id)
             .flat_map(|(_, lane)| lane.places.keys().iter().map(|(_, state)| u64::from(state.rows)))
             .sum();
+        for live in shard.runs.values().filter(|live| live.run.lane.queue == id) {
+            let of_key = |other: &&LiveRun| other.run.lane.queue == id && other.run.key == live.run.key;
+            let runs = shard.runs.values().filter(of_key).count() as u64;
+            let (key, kept) = (&live.run.key, shard.key_counts(&queue.record.name, &live.run.key).running);
+            ensure(runs == kept, || format!("queue {id}, key {key}: {runs} runs, {kept} counted"))?;
+        }
         let (total, aside) = (queue.record.totals.unfinished(), shard.aside_of(id));
         ensure(total == rows + aside, || {
             format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside")

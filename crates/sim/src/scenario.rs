@@ -16,7 +16,7 @@
 //! write | read                    one of them arrives and is answered; `release` lets all go
 //! write lost | write unknown | read lost    it fails, or happens and the answer is lost
 //! wait 100                        time passes, in milliseconds
-//! lanes | explain a/2 | counts | reads    show something
+//! lanes | explain a/2 | counts | counts a | reads     show something
 //! ```
 //! A task is called `key/n`: the n-th of its key, in the order of acceptance.
 
@@ -148,6 +148,10 @@ impl Stage {
             ["lanes"] => self.lanes(),
             ["explain", task] => self.explain(task),
             ["counts"] => self.show_counts(),
+            ["counts", key] => {
+                let counts = self.shard().key_counts(&queue_named("q"), &key_named(key));
+                self.say(format_args!("{key}: waiting {} running {}", counts.waiting, counts.running));
+            }
             ["reads"] => self.say(format!("{} reads, {} on their way", self.read_count, self.reads.len())),
             _ => panic!("what does {line:?} mean?"),
         }

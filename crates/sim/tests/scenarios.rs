@@ -441,7 +441,10 @@ fn a_long_runner_is_set_aside_and_survives_a_restart() {
          lanes
          done a/3
          lanes
+         counts slow
+         counts a
          restart
+         counts slow
          done slow/1
          drain
          counts",
@@ -453,7 +456,10 @@ fn a_long_runner_is_set_aside_and_survives_a_restart() {
             lane 0/5/0: V=3.500 rows [slow/1@0.000 a/3@2.000 a/4@3.000 a/5@4.000]
             run a/4
             lane 0/5/0: V=4.500 rows [a/4@3.000 a/5@4.000]
+            slow: waiting 0 running 1
+            a: waiting 1 running 1
             restart
+            slow: waiting 0 running 1
             run a/5
             waiting 0 running 0 succeeded 6 failed 0 canceled 0
             in memory: 0 rows, 0 keys

@@ -2,6 +2,7 @@
 //! began before it.
 
 use std::collections::BTreeSet;
+use std::collections::btree_map;
 
 use super::reads::Waiter;
 use super::{HeldEnd, LaneIx, Shard, Timer};
@@ -66,6 +67,7 @@ impl Shard {
         let lane = &mut self.lanes[ix.0];
         let in_lane = if self.aside.remove(&run.task).is_some() {
             lane.places.raise_vtime(run.level.pass());
+            *self.aside_runs.entry((run.lane.queue, run.key.clone())).or_default() += 1;
             None
         } else {
             let found = lane.places.keys().find(&run.key);
@@ -205,8 +207,22 @@ impl Shard {
         }
         let live = self.runs.remove(&task)?;
         self.queues[live.run.lane.queue.0 as usize].running -= 1;
+        if live.in_lane.is_none() {
+            self.forget_aside_run(&live.run);
+        }
         self.free_slot(live.worker);
         Some(live)
+    }
+
+    fn forget_aside_run(&mut self, run: &Run) {
+        if let btree_map::Entry::Occupied(mut count) =
+            self.aside_runs.entry((run.lane.queue, run.key.clone()))
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// A run that counts has ended: retry or finish its task, and acknowledge when that is durable.
@@ -356,6 +372,7 @@ impl Shard {
         let Some((level, task, _)) = self.lanes[ix.0].stuck_behind() else { return false };
         let Some(live) = self.runs.get_mut(&task) else { return false };
         let Some(key) = live.in_lane.take() else { return false };
+        *self.aside_runs.entry((live.run.lane.queue, live.run.key.clone())).or_default() += 1;
         let lane = &mut self.lanes[ix.0];
         let id = lane.id;
         lane.settle(level, task, key);

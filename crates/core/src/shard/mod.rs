@@ -97,6 +97,8 @@ pub struct Shard {
     pub(crate) open: bool,
     pub(crate) workers: BTreeMap<WorkerId, Worker>,
     pub(crate) runs: BTreeMap<TaskId, LiveRun>,
+    /// Runs whose rows are set aside, counted by key.
+    aside_runs: BTreeMap<(QueueId, Key), u64>,
     /// Saved long runners that no worker has reported yet.
     aside: BTreeMap<TaskId, Task>,
     held_ends: BTreeMap<(TaskId, Fence), HeldEnd>,
@@ -198,6 +200,7 @@ impl Shard {
             open: false,
             workers: BTreeMap::new(),
             runs: BTreeMap::new(),
+            aside_runs: BTreeMap::new(),
             aside: BTreeMap::new(),
             held_ends: BTreeMap::new(),
             unresolved: BTreeSet::new(),
@@ -301,11 +304,16 @@ impl Shard {
         })
     }
 
-    /// How many tasks of a key wait in a queue.
-    pub fn waiting_of(&self, queue: &QueueName, key: &Key) -> u64 {
-        let Some(&id) = self.names.get(queue) else { return 0 };
-        let lanes = self.queues[id.0 as usize].lanes.values();
-        lanes.filter_map(|ix| self.key_state(*ix, key)).map(|state| u64::from(state.waiting)).sum()
+    /// How a key's tasks stand in a queue.
+    pub fn key_counts(&self, queue: &QueueName, key: &Key) -> KeyCounts {
+        let Some(&id) = self.names.get(queue) else { return KeyCounts::default() };
+        let aside = self.aside_runs.get(&(id, key.clone())).copied().unwrap_or(0);
+        let mut counts = KeyCounts { waiting: 0, running: aside };
+        for state in self.queues[id.0 as usize].lanes.values().filter_map(|ix| self.key_state(*ix, key)) {
+            counts.waiting += u64::from(state.waiting);
+            counts.running += u64::from(state.rows.saturating_sub(state.waiting));
+        }
+        counts
     }
 
     /// Tasks, keys and buffers that memory holds: for tests, benchmarks and metrics.
@@ -449,6 +457,15 @@ pub struct Counts {
     pub running: u64,
     /// All it has had.
     pub totals: Totals,
+}
+
+/// How a key's tasks stand in a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyCounts {
+    /// Tasks that wait.
+    pub waiting: u64,
+    /// Tasks that run.
+    pub running: u64,
 }
 
 /// What a shard holds in memory.
