@@ -192,6 +192,12 @@ impl Oracle {
         if let Some((lane, key)) = tables.keys.keys().next() {
             return Err(format!("key {key} of lane {lane} was not forgotten"));
         }
+        if let Some((lane, level)) = tables.deleted.first() {
+            let (ack, left) = (tables.lanes[lane].ack, tables.deleted.len());
+            return Err(format!(
+                "lane {lane}: A stays at {ack}, below {level} and {left} deleted rows in all"
+            ));
+        }
         if let Some(task) = self.running.keys().next() {
             return Err(format!("task {task} still runs"));
         }

@@ -203,6 +203,11 @@ impl Window {
         .into_iter()
         .flatten()
         .min();
+        if self.end && lowest.is_none() {
+            // The lane is empty: all that was ever written is settled, whoever settled it.
+            self.settled = self.settled.max(self.max);
+            self.read = self.read.max(self.max);
+        }
         let mut ack = self.settled.min(self.read);
         if let Some(lowest) = lowest {
             ack = ack.min(lowest.before());

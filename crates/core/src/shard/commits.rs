@@ -110,11 +110,23 @@ impl Shard {
         }
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];
+            let ack = lane.window.ack();
             lane.unpin(commit);
             self.ready.insert(lane.id.queue);
             self.hungry.insert(ix);
+            self.save_empty(ix, ack);
         }
         effects.extend(batch.then);
+    }
+
+    /// If A moved in a lane that is empty now, no end will come along to save it: save it on its own, or a new
+    /// owner would look for rows where there are none.
+    pub(super) fn save_empty(&mut self, ix: LaneIx, ack_before: Level) {
+        let lane = &self.lanes[ix.0];
+        if lane.window.ack() > ack_before && lane.places.rows() == 0 {
+            self.dirty_lanes.insert(ix);
+            self.flush = true;
+        }
     }
 
     /// Forgets keys of this lane whose time has passed. If one round is not enough, goes on soon.

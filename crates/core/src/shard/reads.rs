@@ -67,6 +67,7 @@ impl Shard {
         if !lane.window.awaits(load) {
             return; // given up because it took too long
         }
+        let ack = lane.window.ack();
         let foreign = rows.iter().find(|row| row.level.seq() >= self.next_seq).map(|row| row.task);
         if let Some(task) = foreign {
             effects.push(Effect::Broken { what: foreign_task(task) });
@@ -74,6 +75,7 @@ impl Shard {
             effects.push(Effect::Broken { what });
         }
         self.ready.insert(lane.id.queue);
+        self.save_empty(ix, ack);
     }
 
     pub(super) fn on_load_failed(&mut self, load: LoadId) {
