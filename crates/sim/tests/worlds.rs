@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use evenhand_core::backlog::Weight;
+use evenhand_core::backlog::{Cost, Weight};
 use evenhand_core::life::End;
 use evenhand_core::names::{Key, QueueName, WorkerId};
 use evenhand_core::{Bounds, Input, NewTask, Run};
@@ -205,6 +205,30 @@ fn a_retry_does_not_let_a_stream_of_new_keys_starve_its_key() {
         running.extend(started(&mut driver));
     }
     assert!(served.iter().all(|&n| n > 20), "in 2,000 starts the standing keys had {served:?}");
+}
+
+/// The least charge is hardly more than a tick: V must still get past the place that a level shows.
+#[test]
+fn the_smallest_charge_is_not_starved_by_a_stream_of_new_keys() {
+    let mut driver = large();
+    let smallest = |n| {
+        let mut task = NewTask::new(key(n));
+        task.weight = Weight::MAX;
+        task.cost = Cost::new(1).unwrap();
+        task
+    };
+    driver.enqueue(&queue(), vec![smallest(0); 1_000]).unwrap();
+    slots(&mut driver, 1);
+    let mut running = started(&mut driver);
+    let mut late = 0;
+    for n in 1..3_000 {
+        let run = running.pop().unwrap();
+        late += u64::from(n > 1_500 && run.key == key(0));
+        driver.enqueue(&queue(), vec![smallest(n)]).unwrap();
+        driver.end(WORKER, &run, End::Succeeded).unwrap();
+        running.extend(started(&mut driver));
+    }
+    assert!(late > 10, "in the second half the standing key was started {late} times");
 }
 
 #[test]
