@@ -9,6 +9,7 @@
 //! - reads see every commit acknowledged before they began.
 
 pub mod conformance;
+pub mod embedded;
 mod memory;
 
 use std::future::Future;
@@ -19,6 +20,7 @@ use evenhand_core::backlog::Level;
 use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
+pub use embedded::Embedded;
 pub use memory::{Fault, Flaw, Memory, Tables};
 
 /// A place that remembers shards. Cheap to share between owners.

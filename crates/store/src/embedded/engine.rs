@@ -1,0 +1,911 @@
+//! The engine: one directory, opened by one process. Its threads:
+//! - the **writer** gathers commits into a frame, writes and syncs it, acknowledges, and only then
+//!   applies it to memory, so that callers already prepare their next commit; reads wait for it;
+//! - the **flusher** turns what is in memory into tables when a segment of the log is full;
+//! - the **merger** keeps the runs few and gives room back;
+//! - two **readers** do what may have to wait for the disk, so that callers never do.
+//!
+//! After a failed write or sync nothing is tried again on the same state: whether the disk has what was
+//! written is unknown, and asking again would only get a wrong answer. The engine fails as a whole and is
+//! opened again from what is on disk. Opening writes everything that the log holds into new tables: what
+//! it read may have come from a cache that the disk never saw.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use evenhand_core::backlog::Level;
+use evenhand_core::names::{Epoch, ShardId};
+use tokio::sync::oneshot;
+
+use super::Options;
+use super::bytes::{Get, Value};
+use super::files::{Dir, DirError, damaged, numbered, sync_dir};
+use super::layout::{self, Batch, Kind, LanePrefix, RecordKey, RowKey, TaskKey};
+use super::log::{self, Acked, LastAcked, Replayed, Segment};
+use super::manifest::Standing;
+use super::table::TableKey;
+use super::tree::{self, Making, Memory, Merged, Part, Run, Tree};
+use crate::StoreError;
+
+/// Runs of one kind above which commits wait for the merger: reads would have to look into too many.
+const MOST_RUNS: usize = 64;
+/// Bytes that a frame may gather from several commits: enough to share a sync, little enough that the
+/// first of them does not wait long.
+const GATHER: usize = 1024 * 1024;
+/// How long to wait for room before asking again.
+const NO_ROOM: Duration = Duration::from_millis(200);
+
+/// All rows, and what the writer must know at once.
+#[derive(Debug)]
+pub(super) struct Trees {
+    pub(super) rows: Tree<RowKey>,
+    pub(super) tasks: Tree<TaskKey>,
+    pub(super) records: Tree<RecordKey>,
+    /// Rows at or below are gone, whether or not a delete says so.
+    pub(super) acks: BTreeMap<LanePrefix, Level>,
+}
+
+/// A kind of row that has a tree.
+pub(super) trait Planted: TableKey {
+    fn tree(trees: &Trees) -> &Tree<Self>;
+    fn runs(standing: &mut Standing) -> &mut Vec<Run<Self>>;
+}
+
+macro_rules! planted {
+    ($key:ty, $field:ident) => {
+        impl Planted for $key {
+            fn tree(trees: &Trees) -> &Tree<Self> {
+                &trees.$field
+            }
+            fn runs(standing: &mut Standing) -> &mut Vec<Run<Self>> {
+                &mut standing.$field
+            }
+        }
+    };
+}
+
+planted!(RowKey, rows);
+planted!(TaskKey, tasks);
+planted!(RecordKey, records);
+
+impl Trees {
+    pub(super) fn of(standing: &Standing) -> Trees {
+        Trees {
+            rows: Tree::new(Kind::Rows, standing.rows.clone()),
+            tasks: Tree::new(Kind::Tasks, standing.tasks.clone()),
+            records: Tree::new(Kind::Records, standing.records.clone()),
+            acks: BTreeMap::new(),
+        }
+    }
+
+    /// Does what a frame says. None if it says nothing that we know.
+    pub(super) fn apply(&mut self, buffer: &Arc<Vec<u8>>, start: usize, end: usize) -> Option<()> {
+        let get = &mut Get::from(&buffer[..end], start);
+        while !get.is_done() {
+            let op = layout::next_op(get)?;
+            let value = op.value.map(|(start, end)| Value::new(buffer, start, end));
+            match op.kind {
+                Kind::Rows => change(&mut self.rows, op.key, value)?,
+                Kind::Tasks => change(&mut self.tasks, op.key, value)?,
+                Kind::Records => {
+                    if let (Some(lane), Some(value)) = (layout::lane_of_record(op.key), &value) {
+                        self.acks.insert(lane, layout::ack(value.bytes())?);
+                    }
+                    change(&mut self.records, op.key, value)?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rows.active.is_empty() && self.tasks.active.is_empty() && self.records.active.is_empty()
+    }
+}
+
+fn change<K: TableKey>(tree: &mut Tree<K>, key: &[u8], value: Option<Value>) -> Option<()> {
+    let key = K::from_bytes(key)?;
+    match value {
+        Some(value) => tree.put(key, value),
+        None => tree.delete(key),
+    }
+    Some(())
+}
+
+/// What is on disk, read without changing anything.
+pub(super) struct Loaded {
+    pub(super) standing: Standing,
+    pub(super) trees: Trees,
+    pub(super) replayed: Replayed,
+}
+
+/// Reads the manifest, the tables' indexes and the log.
+pub(super) fn load(dir: &Dir) -> Result<Loaded, DirError> {
+    let standing = Standing::read(dir)?;
+    let mut trees = Trees::of(&standing);
+    let each = |path: &Path, buffer: &Arc<Vec<u8>>, start: usize, end: usize| {
+        trees
+            .apply(buffer, start, end)
+            .map_or_else(|| damaged(path, start as u64, "a commit says what this version does not know"), Ok)
+    };
+    let replayed = log::replay(&dir.path, &dir.log(), standing.segment, standing.flushed, each)?;
+    let mut loaded = Loaded { standing, trees, replayed };
+    loaded.trees.acks = loaded.acks()?;
+    Ok(loaded)
+}
+
+impl Loaded {
+    fn records(
+        &self,
+        from: RecordKey,
+        to: RecordKey,
+        limit: usize,
+    ) -> Result<Vec<(RecordKey, Value)>, DirError> {
+        self.trees.records.view(Bound::Included(from), Bound::Excluded(to), limit).rows()
+    }
+
+    /// Every shard that has been taken.
+    pub(super) fn shards(&self) -> Result<Vec<ShardId>, DirError> {
+        let mut shards: Vec<ShardId> = Vec::new();
+        loop {
+            let from = match shards.last() {
+                Some(ShardId(u32::MAX)) => return Ok(shards),
+                Some(last) => last.0 + 1,
+                None => 0,
+            };
+            let from: RecordKey = from.to_be_bytes().into();
+            let first = self.trees.records.view(Bound::Included(from), Bound::Unbounded, 1).rows()?;
+            match first.first().and_then(|(key, _)| layout::shard_of(key)) {
+                Some(shard) => shards.push(shard),
+                None => return Ok(shards),
+            }
+        }
+    }
+
+    fn acks(&self) -> Result<BTreeMap<LanePrefix, Level>, DirError> {
+        let mut acks = BTreeMap::new();
+        for shard in self.shards()? {
+            let from = layout::record_key(shard, layout::LANE, &[]);
+            let to = layout::record_key(shard, layout::LANE + 1, &[]);
+            for (key, value) in self.records(from, to, usize::MAX)? {
+                if let (Some(lane), Some(ack)) = (layout::lane_of_record(&key), layout::ack(value.bytes())) {
+                    acks.insert(lane, ack);
+                }
+            }
+        }
+        Ok(acks)
+    }
+
+    fn epochs(&self) -> Result<BTreeMap<ShardId, Epoch>, DirError> {
+        let mut epochs = BTreeMap::new();
+        for shard in self.shards()? {
+            let key = layout::epoch_key(shard);
+            let found = match self.trees.records.find(&key) {
+                Ok(slot) => match slot {
+                    super::table::Slot::Put(value) => Some(value),
+                    super::table::Slot::Gone => None,
+                },
+                Err(runs) => tree::find_in(&runs, &key)?,
+            };
+            if let Some(epoch) = found.and_then(|value| layout::epoch(value.bytes())) {
+                epochs.insert(shard, epoch);
+            }
+        }
+        Ok(epochs)
+    }
+}
+
+/// What the threads share.
+pub(super) struct Shared {
+    pub(super) dir: Dir,
+    pub(super) options: Options,
+    trees: RwLock<Trees>,
+    /// What the manifest says. Held while it is changed.
+    standing: Mutex<Standing>,
+    next_table: AtomicU64,
+    stop: AtomicBool,
+    failed: Mutex<Option<StoreError>>,
+    has_failed: AtomicBool,
+    background: Mutex<Background>,
+    /// Something in the background has changed.
+    turned: Condvar,
+}
+
+/// What goes on behind the writer.
+#[derive(Default)]
+struct Background {
+    /// What is to be flushed, or is being flushed.
+    flush: Option<Flush>,
+    /// The merger should look.
+    merge: bool,
+    /// Why the flusher or the merger waits.
+    no_room: Option<DirError>,
+}
+
+#[derive(Clone)]
+struct Flush {
+    rows: Arc<Memory<RowKey>>,
+    tasks: Arc<Memory<TaskKey>>,
+    records: Arc<Memory<RecordKey>>,
+    /// The last frame of it.
+    through: u64,
+    /// Its segment.
+    segment: u64,
+}
+
+enum Request {
+    Commit { shard: ShardId, epoch: Epoch, batch: Batch, answer: Answer<()> },
+    Take { shard: ShardId, answer: Answer<Epoch> },
+}
+
+type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+type Job = Box<dyn FnOnce(&Shared) + Send>;
+
+/// An open store. Dropping it stops its threads and gives the directory free; nothing is written then.
+pub(super) struct Engine {
+    pub(super) shared: Arc<Shared>,
+    requests: Option<Sender<Request>>,
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    pub(super) fn open(path: &Path, options: Options) -> Result<Engine, DirError> {
+        let dir = Dir::open(path)?;
+        if !dir.is_marked()? {
+            create(&dir, &options)?;
+        }
+        let loaded = load(&dir)?;
+        let epochs = loaded.epochs()?;
+        let last = loaded.replayed.last;
+        let (standing, trees, segment) = checkpoint(&dir, &options, loaded)?;
+        let acked = Acked::open(&dir.path)?;
+        acked.say(LastAcked { frame: last, segment: segment.number })?;
+
+        let shared = Arc::new(Shared {
+            dir,
+            options,
+            trees: RwLock::new(trees),
+            next_table: AtomicU64::new(standing.next_table),
+            standing: Mutex::new(standing),
+            stop: AtomicBool::new(false),
+            failed: Mutex::new(None),
+            has_failed: AtomicBool::new(false),
+            background: Mutex::new(Background { merge: true, ..Background::default() }),
+            turned: Condvar::new(),
+        });
+        let (requests, inbox) = channel();
+        let (jobs, work) = channel::<Job>();
+        let work = Arc::new(Mutex::new(work));
+        let writer = Writer { shared: shared.clone(), segment, acked, last, epochs };
+        let mut engine = Engine {
+            shared: shared.clone(),
+            requests: Some(requests),
+            jobs: Some(jobs),
+            threads: Vec::new(),
+        };
+        engine.spawn("writer", move || writer.run(&inbox))?;
+        let of = shared.clone();
+        engine.spawn("flusher", move || of.flush_all())?;
+        let of = shared.clone();
+        engine.spawn("merger", move || of.merge_all())?;
+        for name in ["reader 1", "reader 2"] {
+            let (of, work) = (shared.clone(), work.clone());
+            engine.spawn(name, move || {
+                loop {
+                    // Taken before it is done, so that the other reader can take the next.
+                    let job = lock(&work).recv();
+                    match job {
+                        Ok(job) => job(&of),
+                        Err(_) => return,
+                    }
+                }
+            })?;
+        }
+        Ok(engine)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), DirError> {
+        let shared = self.shared.clone();
+        let guarded = move || {
+            // Should one of the threads panic, the others must not go on as if nothing had happened.
+            let _guard = Guard(shared);
+            run();
+        };
+        let spawned = thread::Builder::new().name(format!("store {name}")).spawn(guarded);
+        let spawned = spawned.map_err(|error| DirError::Io {
+            file: self.shared.dir.path.clone(),
+            what: format!("starting a thread: {error}"),
+            full: false,
+        })?;
+        self.threads.push(spawned);
+        Ok(())
+    }
+
+    pub(super) fn commit(
+        &self,
+        shard: ShardId,
+        epoch: Epoch,
+        batch: Batch,
+    ) -> oneshot::Receiver<Result<(), StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Request::Commit { shard, epoch, batch, answer });
+        answered
+    }
+
+    pub(super) fn take(&self, shard: ShardId) -> oneshot::Receiver<Result<Epoch, StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Request::Take { shard, answer });
+        answered
+    }
+
+    /// If the writer is gone the request is dropped, and the caller sees that nobody answers.
+    fn send(&self, request: Request) {
+        let _ = self.requests.as_ref().map(|requests| requests.send(request));
+    }
+
+    pub(super) fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Shared) -> Result<T, StoreError> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T, StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |shared| {
+            let _ = answer.send(shared.failed().map_or_else(|| read(shared), Err));
+        });
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        answered
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        (self.requests, self.jobs) = (None, None);
+        drop(lock(&self.shared.background));
+        self.shared.turned.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Fails the engine if the thread that holds it panics.
+struct Guard(Arc<Shared>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let what = format!("{}: a thread of the store panicked; this is a bug", self.0.dir.path.display());
+        self.0.fail(StoreError::Unavailable { what });
+    }
+}
+
+/// Makes an empty store. The mark comes last: without it the rest is made anew.
+fn create(dir: &Dir, options: &Options) -> Result<(), DirError> {
+    for folder in [dir.log(), dir.tables()] {
+        for (_, _, path) in numbered(&folder)? {
+            super::files::About::about(std::fs::remove_file(&path), &path, "removing")?;
+        }
+    }
+    log::prepare_spare(&dir.log(), None, options.segment)?;
+    Segment::begin(&dir.log(), 1, 1)?;
+    let acked = Acked::open(&dir.path)?;
+    acked.say(LastAcked { frame: 0, segment: 1 })?;
+    acked.sync()?;
+    Standing { segment: 1, next_table: 1, next_run: 1, ..Standing::default() }.write(dir)?;
+    dir.mark()
+}
+
+/// Writes what the log held into tables and begins a new segment.
+fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing, Trees, Segment), DirError> {
+    let Loaded { mut standing, mut trees, replayed } = loaded;
+    let log = dir.log();
+    // Tables that a flush or a merge did not come to name.
+    let named: BTreeSet<u64> = standing.numbers().into_iter().collect();
+    for (number, _, path) in numbered(&dir.tables())? {
+        if !named.contains(&number) {
+            super::files::About::about(std::fs::remove_file(&path), &path, "removing")?;
+        }
+    }
+    log::prepare_spare(&log, None, options.segment)?;
+    let number = standing.segment + replayed.segments.len() as u64;
+    let segment = Segment::begin(&log, number, replayed.last + 1)?;
+    if !trees.is_empty() {
+        let next_table = AtomicU64::new(standing.next_table);
+        let making = Making {
+            dir: &dir.tables(),
+            number: &|| next_table.fetch_add(1, Ordering::SeqCst),
+            stop: &|| false,
+        };
+        flush_one(&mut standing, &trees.rows.seal(), Kind::Rows, &making)?;
+        flush_one(&mut standing, &trees.tasks.seal(), Kind::Tasks, &making)?;
+        flush_one(&mut standing, &trees.records.seal(), Kind::Records, &making)?;
+        standing.next_table = next_table.into_inner();
+        sync_dir(&dir.tables())?;
+        trees = Trees { acks: trees.acks, ..Trees::of(&standing) };
+    }
+    standing.flushed = replayed.last;
+    standing.segment = number;
+    standing.write(dir)?;
+    for (_, used, _) in replayed.segments {
+        log::prepare_spare(&log, Some(&used), options.segment)?;
+    }
+    Ok((standing, trees, segment))
+}
+
+fn flush_one<K: Planted>(
+    standing: &mut Standing,
+    memory: &Memory<K>,
+    kind: Kind,
+    making: &Making<'_>,
+) -> Result<(), DirError> {
+    let bottom = K::runs(standing).is_empty();
+    let parts = tree::flush(kind, memory, bottom, making)?;
+    add_run(standing, parts);
+    Ok(())
+}
+
+fn add_run<K: Planted>(standing: &mut Standing, parts: Vec<Part<K>>) {
+    if !parts.is_empty() {
+        let run = Run { id: standing.next_run, tier: 0, parts };
+        standing.next_run += 1;
+        K::runs(standing).insert(0, run);
+    }
+}
+
+impl Shared {
+    /// The trees to read from. Waits while a commit is being applied.
+    pub(super) fn trees(&self) -> RwLockReadGuard<'_, Trees> {
+        self.trees.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trees_mut(&self) -> RwLockWriteGuard<'_, Trees> {
+        self.trees.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the engine has failed, if it has.
+    pub(super) fn failed(&self) -> Option<StoreError> {
+        if self.has_failed.load(Ordering::Acquire) { lock(&self.failed).clone() } else { None }
+    }
+
+    fn fail(&self, error: StoreError) {
+        lock(&self.failed).get_or_insert(error);
+        self.has_failed.store(true, Ordering::Release);
+        drop(lock(&self.background));
+        self.turned.notify_all();
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::SeqCst) || self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Whether there is room for new tasks: enough that finishing the old ones never fails for want of it.
+    pub(super) fn room(&self) -> Result<(), StoreError> {
+        let free = self.dir.free()?;
+        if free >= self.options.floor {
+            return Ok(());
+        }
+        let (free, floor) = (free >> 20, self.options.floor >> 20);
+        let dir = self.dir.path.display();
+        Err(StoreError::Full {
+            what: format!("{dir} has {free} MiB left; new tasks need {floor} MiB to be free"),
+        })
+    }
+
+    /// Changes the manifest and then the runs.
+    fn install(
+        &self,
+        change: impl FnOnce(&mut Standing) -> Result<(), DirError>,
+        then: impl FnOnce(&mut Trees),
+    ) -> Result<(), DirError> {
+        let mut standing = lock(&self.standing);
+        let mut next = standing.clone();
+        change(&mut next)?;
+        next.next_table = self.next_table.load(Ordering::SeqCst);
+        sync_dir(&self.dir.tables())?;
+        next.write(&self.dir)?;
+        let old = std::mem::replace(&mut *standing, next);
+        {
+            let mut trees = self.trees_mut();
+            trees.rows.runs = Arc::new(standing.rows.clone());
+            trees.tasks.runs = Arc::new(standing.tasks.clone());
+            trees.records.runs = Arc::new(standing.records.clone());
+            then(&mut trees);
+        }
+        let live: BTreeSet<u64> = standing.numbers().into_iter().collect();
+        let paths = table_paths(&old);
+        drop(standing);
+        for (number, path) in paths {
+            if !live.contains(&number) {
+                super::files::About::about(std::fs::remove_file(&path), &path, "removing")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn making<'a>(
+        &'a self,
+        dir: &'a Path,
+        number: &'a dyn Fn() -> u64,
+        stop: &'a dyn Fn() -> bool,
+    ) -> Making<'a> {
+        Making { dir, number, stop }
+    }
+
+    fn flush_all(&self) {
+        loop {
+            let flush = {
+                let mut background = lock(&self.background);
+                loop {
+                    if self.is_over() {
+                        return;
+                    }
+                    if let Some(flush) = background.flush.clone() {
+                        break flush;
+                    }
+                    background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            match self.flush_tables(&flush) {
+                Ok(()) => {
+                    let mut background = lock(&self.background);
+                    background.flush = None;
+                    background.no_room = None;
+                    background.merge = true;
+                    self.turned.notify_all();
+                }
+                Err(error) => self.wait_for_room(error),
+            }
+        }
+    }
+
+    fn flush_tables(&self, flush: &Flush) -> Result<(), DirError> {
+        let (dir, number, stop) =
+            (self.dir.tables(), || self.next_table.fetch_add(1, Ordering::SeqCst), || false);
+        let making = self.making(&dir, &number, &stop);
+        let bottom = {
+            let trees = self.trees();
+            (trees.rows.runs.is_empty(), trees.tasks.runs.is_empty(), trees.records.runs.is_empty())
+        };
+        let rows = tree::flush(Kind::Rows, &flush.rows, bottom.0, &making)?;
+        let tasks = tree::flush(Kind::Tasks, &flush.tasks, bottom.1, &making)?;
+        let records = tree::flush(Kind::Records, &flush.records, bottom.2, &making)?;
+        self.install(
+            |standing| {
+                add_run(standing, rows);
+                add_run(standing, tasks);
+                add_run(standing, records);
+                standing.flushed = flush.through;
+                standing.segment = flush.segment + 1;
+                Ok(())
+            },
+            |trees| {
+                trees.rows.sealed = None;
+                trees.tasks.sealed = None;
+                trees.records.sealed = None;
+            },
+        )?;
+        let used = log::segment_path(&self.dir.log(), flush.segment);
+        log::prepare_spare(&self.dir.log(), Some(&used), self.options.segment)
+    }
+
+    /// Waits for room, or fails the engine if that is not what is missing. New tables are new files, so
+    /// trying again is no retry on a doubtful state.
+    fn wait_for_room(&self, error: DirError) {
+        if !matches!(error, DirError::Io { full: true, .. }) {
+            return self.fail(error.into());
+        }
+        let mut background = lock(&self.background);
+        background.no_room = Some(error);
+        self.turned.notify_all();
+        if !self.is_over() {
+            drop(self.turned.wait_timeout(background, NO_ROOM));
+        }
+    }
+
+    fn merge_all(&self) {
+        loop {
+            {
+                let mut background = lock(&self.background);
+                while !background.merge && !self.is_over() {
+                    background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
+                }
+                background.merge = false;
+            }
+            loop {
+                if self.is_over() {
+                    return;
+                }
+                let merged = self.merge_one::<RowKey>().and_then(|rows| {
+                    let tasks = self.merge_one::<TaskKey>()?;
+                    Ok(rows | tasks | self.merge_one::<RecordKey>()?)
+                });
+                match merged {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => self.wait_for_room(error),
+                }
+                self.turned.notify_all();
+            }
+        }
+    }
+
+    /// Merges some runs of a kind, if there is a reason to.
+    fn merge_one<K: Planted + Settled>(&self) -> Result<bool, DirError> {
+        let (kind, runs, acks) = {
+            let trees = self.trees();
+            let tree = K::tree(&trees);
+            (tree.kind, tree.runs.clone(), trees.acks.clone())
+        };
+        let Some(range) = tree::choose(&runs) else { return Ok(false) };
+        let bottom = range.end == runs.len();
+        let group = &runs[range.clone()];
+        let ids: Vec<u64> = group.iter().map(|run| run.id).collect();
+        let deepest = group.iter().map(|run| run.tier).max().unwrap_or(0);
+        // A merge of everything keeps the size class of the largest.
+        let tier = if bottom && group[0].tier != deepest { deepest } else { deepest.saturating_add(1) };
+        let target = {
+            let mut standing = lock(&self.standing);
+            standing.next_run += 1;
+            standing.next_run - 1
+        };
+        let (dir, number, stop) =
+            (self.dir.tables(), || self.next_table.fetch_add(1, Ordering::SeqCst), || self.is_over());
+        let making = self.making(&dir, &number, &stop);
+        let keep = |key: &K| !key.is_settled(&acks);
+        let merged = tree::merge(kind, group, bottom, &keep, &making, |parts, through| {
+            self.install(
+                |standing| {
+                    replace_runs(K::runs(standing), &ids, target, tier, parts, through);
+                    Ok(())
+                },
+                |_| {},
+            )
+        })?;
+        Ok(matches!(merged, Merged::Done))
+    }
+}
+
+/// Whether a row is at or below its lane's ack level, and so settled.
+pub(super) trait Settled {
+    fn is_settled(&self, acks: &BTreeMap<LanePrefix, Level>) -> bool;
+}
+
+impl Settled for RowKey {
+    fn is_settled(&self, acks: &BTreeMap<LanePrefix, Level>) -> bool {
+        acks.get(&layout::lane_of(self)).is_some_and(|ack| layout::level_of(self) <= *ack)
+    }
+}
+
+impl Settled for TaskKey {
+    fn is_settled(&self, _: &BTreeMap<LanePrefix, Level>) -> bool {
+        false
+    }
+}
+
+impl Settled for RecordKey {
+    fn is_settled(&self, _: &BTreeMap<LanePrefix, Level>) -> bool {
+        false
+    }
+}
+
+fn table_paths(standing: &Standing) -> Vec<(u64, std::path::PathBuf)> {
+    fn of<K>(runs: &[Run<K>]) -> impl Iterator<Item = (u64, std::path::PathBuf)> {
+        runs.iter().flat_map(|run| &run.parts).map(|part| (part.table.number, part.table.path.clone()))
+    }
+    of(&standing.rows).chain(of(&standing.tasks)).chain(of(&standing.records)).collect()
+}
+
+/// Puts newly made parts in the place of what was merged: up to a key, or everything.
+fn replace_runs<K: TableKey>(
+    runs: &mut Vec<Run<K>>,
+    merged: &[u64],
+    target: u64,
+    tier: u8,
+    made: Vec<Part<K>>,
+    through: Option<&K>,
+) {
+    let is_merged = |run: &Run<K>| merged.contains(&run.id);
+    match runs.iter_mut().find(|run| run.id == target) {
+        Some(run) => run.parts.extend(made),
+        None => {
+            // Behind the oldest of them, and before what is older still.
+            let place = runs.iter().rposition(is_merged).map_or(runs.len(), |last| last + 1);
+            runs.insert(place, Run { id: target, tier, parts: made });
+        }
+    }
+    match through {
+        None => runs.retain(|run| !is_merged(run)),
+        Some(key) => {
+            for run in runs.iter_mut().filter(|run| is_merged(run)) {
+                run.parts.retain(|part| part.table.last > *key);
+                for part in &mut run.parts {
+                    if part.table.first <= *key {
+                        part.above = Some(key.clone());
+                    }
+                }
+            }
+        }
+    }
+    runs.retain(|run| !run.parts.is_empty());
+}
+
+/// The one that writes.
+struct Writer {
+    shared: Arc<Shared>,
+    segment: Segment,
+    acked: Acked,
+    /// The last frame.
+    last: u64,
+    epochs: BTreeMap<ShardId, Epoch>,
+}
+
+/// What to say when a frame is durable.
+enum Pending {
+    Commit(Answer<()>),
+    Take(Answer<Epoch>, Epoch),
+}
+
+impl Pending {
+    fn answer(self, answer: Result<(), StoreError>) {
+        // Nobody may be waiting any more.
+        match self {
+            Pending::Commit(waiting) => drop(waiting.send(answer)),
+            Pending::Take(waiting, epoch) => drop(waiting.send(answer.map(|()| epoch))),
+        }
+    }
+}
+
+impl Writer {
+    fn run(mut self, inbox: &Receiver<Request>) {
+        while let Ok(first) = inbox.recv() {
+            let mut frame: Option<Batch> = None;
+            let mut pending = Vec::new();
+            let mut next = Some(first);
+            while let Some(request) = next {
+                self.gather(request, &mut frame, &mut pending);
+                let full = frame.as_ref().is_some_and(|frame| frame.bytes.len() >= GATHER);
+                next = if full { None } else { inbox.try_recv().ok() };
+            }
+            self.write(frame, pending);
+        }
+    }
+
+    /// Adds a request to the frame, or refuses it.
+    fn gather(&mut self, request: Request, frame: &mut Option<Batch>, pending: &mut Vec<Pending>) {
+        if let Some(error) = self.shared.failed() {
+            match request {
+                Request::Commit { answer, .. } => drop(answer.send(Err(error))),
+                Request::Take { answer, .. } => drop(answer.send(Err(error))),
+            }
+            return;
+        }
+        match request {
+            Request::Take { shard, answer } => {
+                let epoch = self.epochs.entry(shard).or_default();
+                epoch.0 += 1;
+                let mut batch = Batch::new();
+                batch.put(Kind::Records, &layout::epoch_key(shard), &epoch.0.to_le_bytes());
+                join(frame, batch);
+                pending.push(Pending::Take(answer, *epoch));
+            }
+            Request::Commit { shard, epoch, batch, answer } => {
+                let current = self.epochs.get(&shard).copied().unwrap_or_default();
+                // 0 is the epoch of a shard that nobody has taken, so it is no owner's.
+                if epoch != current || epoch == Epoch(0) {
+                    return drop(answer.send(Err(StoreError::Fenced { epoch, current })));
+                }
+                if batch.accepts
+                    && let Err(error) = self.shared.room()
+                {
+                    return drop(answer.send(Err(error)));
+                }
+                join(frame, batch);
+                pending.push(Pending::Commit(answer));
+            }
+        }
+    }
+
+    fn write(&mut self, frame: Option<Batch>, pending: Vec<Pending>) {
+        let written = match frame {
+            Some(frame) if frame.bytes.len() > log::FRAME_HEADER => self.append(frame.bytes),
+            _ => Ok(None),
+        };
+        match written {
+            Ok(None) => pending.into_iter().for_each(|pending| pending.answer(Ok(()))),
+            Ok(Some((frame, end))) => {
+                // Held before anybody knows of the commit, so that whoever knows of it reads it.
+                let mut trees = self.shared.trees.write().unwrap_or_else(PoisonError::into_inner);
+                pending.into_iter().for_each(|pending| pending.answer(Ok(())));
+                let applied = trees.apply(&frame, log::FRAME_HEADER, end);
+                drop(trees);
+                if applied.is_none() {
+                    let what = "a commit could not be applied; this is a bug".into();
+                    self.shared.fail(StoreError::Corrupt { what });
+                }
+            }
+            Err(error) => {
+                if !matches!(error, StoreError::Full { .. }) {
+                    self.shared.fail(error.clone());
+                }
+                pending.into_iter().for_each(|pending| pending.answer(Err(error.clone())));
+            }
+        }
+    }
+
+    /// Makes a frame durable. `Full` means that nothing was written; any other error that this is unknown.
+    fn append(&mut self, mut frame: Vec<u8>) -> Result<Option<(Arc<Vec<u8>>, usize)>, StoreError> {
+        let full = self.segment.at + frame.len() as u64 > self.shared.options.segment;
+        if full && self.last > 0 && self.segment.at > 1024 {
+            self.rotate()?;
+        }
+        let end = frame.len();
+        let unknown = |error: DirError| StoreError::Unavailable { what: error.to_string() };
+        self.segment.append(self.last + 1, &mut frame).map_err(unknown)?;
+        self.last += 1;
+        let last = LastAcked { frame: self.last, segment: self.segment.number };
+        self.acked.say(last).map_err(unknown)?;
+        Ok(Some((Arc::new(frame), end)))
+    }
+
+    /// Hands what is in memory to the flusher and begins a new segment. Waits if the flusher or the merger
+    /// is behind.
+    fn rotate(&mut self) -> Result<(), StoreError> {
+        let shared = &self.shared;
+        let mut background = lock(&shared.background);
+        loop {
+            if let Some(error) = shared.failed() {
+                return Err(error);
+            }
+            if shared.stop.load(Ordering::SeqCst) {
+                return Err(StoreError::Unavailable { what: "the store is being closed".into() });
+            }
+            let behind = background.flush.is_some() || {
+                let trees = shared.trees();
+                let runs = [trees.rows.runs.len(), trees.tasks.runs.len(), trees.records.runs.len()];
+                runs.into_iter().max() > Some(MOST_RUNS)
+            };
+            if !behind {
+                break;
+            }
+            if let Some(error) = &background.no_room {
+                return Err(StoreError::Full { what: error.to_string() });
+            }
+            background = shared.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
+        }
+        let next = Segment::begin(&shared.dir.log(), self.segment.number + 1, self.last + 1);
+        let next = next.map_err(|error| StoreError::Unavailable { what: error.to_string() })?;
+        let used = std::mem::replace(&mut self.segment, next);
+        let mut trees = shared.trees_mut();
+        background.flush = Some(Flush {
+            rows: trees.rows.seal(),
+            tasks: trees.tasks.seal(),
+            records: trees.records.seal(),
+            through: self.last,
+            segment: used.number,
+        });
+        drop(trees);
+        shared.turned.notify_all();
+        Ok(())
+    }
+}
+
+/// Adds a batch to those that travel in the same frame.
+fn join(frame: &mut Option<Batch>, batch: Batch) {
+    match frame {
+        Some(frame) => frame.bytes.extend_from_slice(&batch.bytes[log::FRAME_HEADER..]),
+        None => *frame = Some(batch),
+    }
+}

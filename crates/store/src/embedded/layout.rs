@@ -1,0 +1,485 @@
+//! What a change becomes on disk. Three kinds of rows, each in sorted tables of its own:
+//!
+//! | kind | key | value | written |
+//! |---|---|---|---|
+//! | rows | shard, lane, level | what the window needs of a task | once |
+//! | tasks | shard, id | the task as it was accepted, payload included | once |
+//! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, overrides, moves | in place |
+//!
+//! A task costs two puts when it is accepted (its row, its record) and two deletes when it ends. A retried
+//! task's place and attempt stand in a small record of their own ([`MOVED`]), and one that was set aside
+//! has another ([`ASIDE`]), so that rows and tasks are written once and never again: a delete then cancels
+//! its put wherever the two meet, and a task that ends soon after it was accepted never reaches a table.
+//! Such a task pays for what it wrote with one more delete each.
+//!
+//! Keys are big-endian, so that bytes sort as numbers do.
+
+use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::names::{
+    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+};
+use evenhand_core::{Change, Metadata, Row, Task};
+
+use super::bytes::{Get, Put};
+use super::log::FRAME_HEADER;
+
+/// The key of a row: shard (4), queue (4), priority, class, level (16).
+pub(super) type RowKey = [u8; 26];
+/// The part of it that names the lane.
+pub(super) type LanePrefix = [u8; 10];
+/// The key of a task: shard (4), id (8).
+pub(super) type TaskKey = [u8; 12];
+/// The key of a record: shard (4), a letter, a name.
+pub(super) type RecordKey = Box<[u8]>;
+
+/// The shard's epoch.
+pub(super) const EPOCH: u8 = b'e';
+/// The shard's counter of seqs.
+pub(super) const SEQ: u8 = b's';
+/// A queue, by id.
+pub(super) const QUEUE: u8 = b'q';
+/// A weight by override, by queue and key.
+pub(super) const OVERRIDE: u8 = b'o';
+/// A lane, by id.
+pub(super) const LANE: u8 = b'l';
+/// A key, by lane and text.
+pub(super) const KEY: u8 = b'k';
+/// Where a retried task is now, by task.
+pub(super) const MOVED: u8 = b'm';
+/// That a task is set aside, by task.
+pub(super) const ASIDE: u8 = b'a';
+
+/// The kind of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Rows of lanes.
+    Rows,
+    /// Tasks with their payloads.
+    Tasks,
+    /// Everything else.
+    Records,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 3] = [Kind::Rows, Kind::Tasks, Kind::Records];
+
+    /// Its name, which its tables' files end with.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Rows => "rows",
+            Kind::Tasks => "tasks",
+            Kind::Records => "records",
+        }
+    }
+
+    /// Whether each key is put at most once in its life.
+    pub(super) fn once(self) -> bool {
+        match self {
+            Kind::Rows | Kind::Tasks => true,
+            Kind::Records => false,
+        }
+    }
+}
+
+pub(super) fn lane_prefix(shard: ShardId, lane: LaneId) -> LanePrefix {
+    let mut key = [0; 10];
+    key[..4].copy_from_slice(&shard.0.to_be_bytes());
+    key[4..8].copy_from_slice(&lane.queue.0.to_be_bytes());
+    key[8] = lane.priority.0;
+    key[9] = lane.class.0;
+    key
+}
+
+pub(super) fn row_key(prefix: LanePrefix, level: Level) -> RowKey {
+    let mut key = [0; 26];
+    key[..10].copy_from_slice(&prefix);
+    key[10..].copy_from_slice(&level.to_bytes());
+    key
+}
+
+pub(super) fn lane_of(key: &RowKey) -> LanePrefix {
+    let mut prefix = [0; 10];
+    prefix.copy_from_slice(&key[..10]);
+    prefix
+}
+
+pub(super) fn level_of(key: &RowKey) -> Level {
+    let mut level = [0; 16];
+    level.copy_from_slice(&key[10..]);
+    Level::from_bytes(level)
+}
+
+pub(super) fn task_key(shard: ShardId, task: TaskId) -> TaskKey {
+    let mut key = [0; 12];
+    key[..4].copy_from_slice(&shard.0.to_be_bytes());
+    key[4..].copy_from_slice(&task.0.to_be_bytes());
+    key
+}
+
+pub(super) fn task_of(key: &TaskKey) -> TaskId {
+    let mut id = [0; 8];
+    id.copy_from_slice(&key[4..]);
+    TaskId(u64::from_be_bytes(id))
+}
+
+pub(super) fn shard_of(key: &[u8]) -> Option<ShardId> {
+    Some(ShardId(u32::from_be_bytes(key.get(..4)?.try_into().ok()?)))
+}
+
+pub(super) fn record_key(shard: ShardId, letter: u8, name: &[&[u8]]) -> RecordKey {
+    let mut key = Vec::with_capacity(5 + name.iter().map(|part| part.len()).sum::<usize>());
+    key.extend_from_slice(&shard.0.to_be_bytes());
+    key.push(letter);
+    name.iter().for_each(|part| key.extend_from_slice(part));
+    key.into_boxed_slice()
+}
+
+fn record_of_task(shard: ShardId, letter: u8, task: TaskId) -> RecordKey {
+    record_key(shard, letter, &[&task.0.to_be_bytes()])
+}
+
+pub(super) fn moved_key(shard: ShardId, task: TaskId) -> RecordKey {
+    record_of_task(shard, MOVED, task)
+}
+
+pub(super) fn aside_key(shard: ShardId, task: TaskId) -> RecordKey {
+    record_of_task(shard, ASIDE, task)
+}
+
+pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
+    record_key(shard, EPOCH, &[])
+}
+
+/// Where a retried task is now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Moved {
+    pub(super) level: Level,
+    pub(super) attempt: u16,
+    pub(super) charge: Charge,
+}
+
+/// What a commit does, row by row, as it stands in the log. The first bytes are left free for the head of
+/// the log's frame, so that a commit that travels alone is never copied.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) bytes: Vec<u8>,
+    /// It accepts tasks, so it needs room that may not be there.
+    pub(super) accepts: bool,
+}
+
+/// One of its rows, by places in its bytes.
+pub(super) struct Op<'a> {
+    pub(super) kind: Kind,
+    pub(super) key: &'a [u8],
+    /// Where its value is; None deletes.
+    pub(super) value: Option<(usize, usize)>,
+}
+
+const DELETE: u8 = 0x80;
+
+impl Batch {
+    pub(super) fn new() -> Batch {
+        Batch { bytes: vec![0; FRAME_HEADER], accepts: false }
+    }
+
+    pub(super) fn of(shard: ShardId, changes: &[Change]) -> Batch {
+        let mut batch = Batch::new();
+        let accepted = |change: &Change| match change {
+            Change::Accepted(task) => 160 + 2 * task.key.as_str().len() + task.payload.len(),
+            Change::Requeued { .. }
+            | Change::SetAside { .. }
+            | Change::Finished { .. }
+            | Change::Key { .. }
+            | Change::Lane { .. }
+            | Change::Queue { .. }
+            | Change::Override { .. }
+            | Change::Seq { .. } => 64,
+        };
+        batch.bytes.reserve(changes.iter().map(accepted).sum());
+        let mut value = Vec::with_capacity(512);
+        for change in changes {
+            batch.change(shard, change, &mut value);
+        }
+        batch
+    }
+
+    fn change(&mut self, shard: ShardId, change: &Change, value: &mut Vec<u8>) {
+        value.clear();
+        match change {
+            Change::Accepted(task) => {
+                self.accepts = true;
+                if let Some(level) = task.level {
+                    put_row(value, task.id, &task.key, task.charge, task.attempt, task.max_attempts);
+                    self.put(Kind::Rows, &row_key(lane_prefix(shard, task.lane), level), value);
+                    value.clear();
+                }
+                put_task(value, task);
+                self.put(Kind::Tasks, &task_key(shard, task.id), value);
+            }
+            Change::Requeued { task, lane, from, row } => {
+                let prefix = lane_prefix(shard, *lane);
+                match from {
+                    Some(from) => self.delete(Kind::Rows, &row_key(prefix, *from)),
+                    None => self.delete(Kind::Records, &aside_key(shard, *task)),
+                }
+                put_row(value, row.task, &row.key, row.charge, row.attempt, row.max_attempts);
+                self.put(Kind::Rows, &row_key(prefix, row.level), value);
+                value.clear();
+                value.put(&row.level.to_bytes());
+                value.put_short(row.attempt.into());
+                put_charge(value, row.charge);
+                self.put(Kind::Records, &moved_key(shard, *task), value);
+            }
+            Change::SetAside { task, lane, level } => {
+                self.delete(Kind::Rows, &row_key(lane_prefix(shard, *lane), *level));
+                self.put(Kind::Records, &aside_key(shard, *task), &[]);
+            }
+            Change::Finished { task, lane, level, outcome: _ } => {
+                self.delete(Kind::Tasks, &task_key(shard, *task));
+                if let Some(level) = level {
+                    self.delete(Kind::Rows, &row_key(lane_prefix(shard, *lane), *level));
+                } else {
+                    self.delete(Kind::Records, &aside_key(shard, *task));
+                }
+                // A level ends in the seq it was given with: that of a task that never moved is its id.
+                if level.is_none_or(|level| level.seq() != task.0) {
+                    self.delete(Kind::Records, &moved_key(shard, *task));
+                }
+            }
+            Change::Key { lane, key, record } => {
+                let at = record_key(shard, KEY, &[&lane_prefix(shard, *lane)[4..], key.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        value.put_u128(record.finish.to_bits());
+                        value.put_u128(record.due.to_bits());
+                        value.put_u32(record.rows);
+                        value.put_u32(record.chained);
+                        value.put_u32(record.weight.thousandths());
+                        self.put(Kind::Records, &at, value);
+                    }
+                    None => self.delete(Kind::Records, &at),
+                }
+            }
+            Change::Lane { lane, record } => {
+                value.put(&record.ack.to_bytes());
+                value.put(&record.max.to_bytes());
+                value.put_u128(record.vtime.to_bits());
+                value.put_u128(record.turn.to_bits());
+                let at = record_key(shard, LANE, &[&lane_prefix(shard, *lane)[4..]]);
+                self.put(Kind::Records, &at, value);
+            }
+            Change::Queue { queue, record } => {
+                value.put_text(record.name.as_str());
+                let Totals { accepted, succeeded, failed, canceled } = record.totals;
+                [accepted, succeeded, failed, canceled].into_iter().for_each(|count| value.put_u64(count));
+                self.put(Kind::Records, &record_key(shard, QUEUE, &[&queue.0.to_be_bytes()]), value);
+            }
+            Change::Override { queue, key, weight } => {
+                let at = record_key(shard, OVERRIDE, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+                match weight {
+                    Some(weight) => {
+                        value.put_u32(weight.thousandths());
+                        self.put(Kind::Records, &at, value);
+                    }
+                    None => self.delete(Kind::Records, &at),
+                }
+            }
+            Change::Seq { next } => {
+                self.put(Kind::Records, &record_key(shard, SEQ, &[]), &next.to_le_bytes());
+            }
+        }
+    }
+
+    pub(super) fn put(&mut self, kind: Kind, key: &[u8], value: &[u8]) {
+        self.bytes.put_u8(kind as u8);
+        self.bytes.put_short(key.len() as u64);
+        self.bytes.put_short(value.len() as u64);
+        self.bytes.put(key);
+        self.bytes.put(value);
+    }
+
+    fn delete(&mut self, kind: Kind, key: &[u8]) {
+        self.bytes.put_u8(kind as u8 | DELETE);
+        self.bytes.put_short(key.len() as u64);
+        self.bytes.put(key);
+    }
+}
+
+/// Reads the next op of a frame's payload.
+pub(super) fn next_op<'a>(get: &mut Get<'a>) -> Option<Op<'a>> {
+    let tag = get.u8()?;
+    let kind = *Kind::ALL.get(usize::from(tag & !DELETE))?;
+    let key_len = get.short()? as usize;
+    if tag & DELETE != 0 {
+        return Some(Op { kind, key: get.take(key_len)?, value: None });
+    }
+    let value_len = get.short()? as usize;
+    let key = get.take(key_len)?;
+    let start = get.at();
+    get.take(value_len)?;
+    Some(Op { kind, key, value: Some((start, start + value_len)) })
+}
+
+fn put_charge(value: &mut Vec<u8>, charge: Charge) {
+    value.put_short(charge.cost.thousandths().into());
+    value.put_short(charge.weight.thousandths().into());
+}
+
+fn put_row(value: &mut Vec<u8>, task: TaskId, key: &Key, charge: Charge, attempt: u16, max_attempts: u16) {
+    value.put_short(task.0);
+    value.put_text(key.as_str());
+    put_charge(value, charge);
+    value.put_short(attempt.into());
+    value.put_short(max_attempts.into());
+}
+
+fn put_task(value: &mut Vec<u8>, task: &Task) {
+    value.put_short(task.lane.queue.0.into());
+    value.put_u8(task.lane.priority.0);
+    value.put_u8(task.lane.class.0);
+    match task.level {
+        Some(level) => {
+            value.put_u8(1);
+            value.put(&level.to_bytes());
+        }
+        None => value.put_u8(0),
+    }
+    value.put_text(task.key.as_str());
+    put_charge(value, task.charge);
+    value.put_short(task.attempt.into());
+    value.put_short(task.max_attempts.into());
+    value.put_short(task.accepted.0);
+    value.put(&task.payload);
+}
+
+fn short<T: TryFrom<u64>>(get: &mut Get<'_>) -> Option<T> {
+    T::try_from(get.short()?).ok()
+}
+
+fn charge(get: &mut Get<'_>) -> Option<Charge> {
+    let cost = Cost::new(short(get)?).ok()?;
+    Some(Charge { cost, weight: Weight::from_thousandths(short(get)?)? })
+}
+
+fn key(get: &mut Get<'_>) -> Option<Key> {
+    Key::new(get.text()?).ok()
+}
+
+fn level(get: &mut Get<'_>) -> Option<Level> {
+    Some(Level::from_bytes(get.take(16)?.try_into().ok()?))
+}
+
+fn vtime(get: &mut Get<'_>) -> Option<VTime> {
+    get.u128().map(VTime::from_bits)
+}
+
+pub(super) fn row(at: &RowKey, value: &[u8]) -> Option<Row> {
+    let get = &mut Get::new(value);
+    let task = TaskId(get.short()?);
+    let (key, charge) = (key(get)?, charge(get)?);
+    Some(Row { level: level_of(at), task, key, charge, attempt: short(get)?, max_attempts: short(get)? })
+}
+
+pub(super) fn task(at: &TaskKey, value: &[u8]) -> Option<Task> {
+    let get = &mut Get::new(value);
+    let queue = QueueId(short(get)?);
+    let lane = LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) };
+    let level = match get.u8()? {
+        0 => None,
+        1 => Some(level(get)?),
+        _ => return None,
+    };
+    Some(Task {
+        id: task_of(at),
+        lane,
+        level,
+        key: key(get)?,
+        charge: charge(get)?,
+        attempt: short(get)?,
+        max_attempts: short(get)?,
+        accepted: Millis(get.short()?),
+        payload: value.get(get.at()..)?.into(),
+    })
+}
+
+pub(super) fn moved(value: &[u8]) -> Option<Moved> {
+    let get = &mut Get::new(value);
+    Some(Moved { level: level(get)?, attempt: short(get)?, charge: charge(get)? })
+}
+
+pub(super) fn epoch(value: &[u8]) -> Option<Epoch> {
+    Get::new(value).u64().map(Epoch)
+}
+
+pub(super) fn ack(value: &[u8]) -> Option<Level> {
+    level(&mut Get::new(value))
+}
+
+/// Which lane a lane's record is of, as the prefix of its rows.
+pub(super) fn lane_of_record(key: &[u8]) -> Option<LanePrefix> {
+    if key.len() != 11 || key[4] != LANE {
+        return None;
+    }
+    let mut prefix = [0; 10];
+    prefix[..4].copy_from_slice(&key[..4]);
+    prefix[4..].copy_from_slice(&key[5..]);
+    Some(prefix)
+}
+
+fn lane(get: &mut Get<'_>) -> Option<LaneId> {
+    let queue = QueueId(u32::from_be_bytes(get.take(4)?.try_into().ok()?));
+    Some(LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) })
+}
+
+/// Adds a record to what a new owner must know. `aside` gets the tasks that are set aside.
+pub(super) fn tell(
+    metadata: &mut Metadata,
+    aside: &mut Vec<TaskId>,
+    record: &[u8],
+    value: &[u8],
+) -> Option<()> {
+    let name = &mut Get::from(record, 5);
+    let get = &mut Get::new(value);
+    match record.get(4)? {
+        &EPOCH | &MOVED => {}
+        &SEQ => metadata.next_seq = get.u64()?,
+        &QUEUE => {
+            let queue = QueueId(u32::from_be_bytes(name.take(4)?.try_into().ok()?));
+            let name = QueueName::new(get.text()?).ok()?;
+            let totals = Totals {
+                accepted: get.u64()?,
+                succeeded: get.u64()?,
+                failed: get.u64()?,
+                canceled: get.u64()?,
+            };
+            metadata.queues.push((queue, QueueRecord { name, totals }));
+        }
+        &OVERRIDE => {
+            let queue = QueueId(u32::from_be_bytes(name.take(4)?.try_into().ok()?));
+            let key = Key::new(std::str::from_utf8(&record[name.at()..]).ok()?).ok()?;
+            metadata.overrides.push((queue, key, Weight::from_thousandths(get.u32()?)?));
+        }
+        &LANE => {
+            let record =
+                LaneRecord { ack: level(get)?, max: level(get)?, vtime: vtime(get)?, turn: vtime(get)? };
+            metadata.lanes.push((lane(name)?, record));
+        }
+        &KEY => {
+            let lane = lane(name)?;
+            let key = Key::new(std::str::from_utf8(&record[name.at()..]).ok()?).ok()?;
+            let record = KeyRecord {
+                finish: vtime(get)?,
+                due: vtime(get)?,
+                rows: get.u32()?,
+                chained: get.u32()?,
+                weight: Weight::from_thousandths(get.u32()?)?,
+            };
+            metadata.keys.push((lane, key, record));
+        }
+        &ASIDE => aside.push(TaskId(u64::from_be_bytes(name.take(8)?.try_into().ok()?))),
+        _ => return None,
+    }
+    Some(())
+}

@@ -1,0 +1,510 @@
+//! One kind of row, in order: what came since the last flush is in memory (and in the log), the rest in
+//! runs of sorted tables, the newest first. Flushing makes a new run; merging makes one run of several.
+//!
+//! Merging is lazy: eight runs of about the same size become one ([`FAN`]), so a row is rewritten about as
+//! often as the number of rows has digits to the base of eight. Tables that overlap with no other are
+//! handed over as they are. When a third of what is stored only says that another third is deleted, all
+//! runs are merged into one, which gives the room back. Deletes of rows that are written once cancel
+//! their puts wherever they meet; what is at or below a lane's ack level is left out of every merge.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::bytes::Value;
+use super::files::DirError;
+use super::layout::Kind;
+use super::table::{Cursor, Slot, TABLE, Table, TableKey, Writer};
+
+/// Runs of one size that are merged into one of the next.
+pub(super) const FAN: usize = 8;
+/// Deletes below which giving their room back is not worth a merge.
+const FEW_GONES: u64 = 10_000;
+
+/// Entries in memory.
+pub(super) type Memory<K> = BTreeMap<K, Slot>;
+
+/// A table of a run, as far as it has not been merged away.
+#[derive(Debug)]
+pub(super) struct Part<K> {
+    pub(super) table: Arc<Table<K>>,
+    /// What is at or below has been merged into another run.
+    pub(super) above: Option<K>,
+}
+
+impl<K: Clone> Clone for Part<K> {
+    fn clone(&self) -> Self {
+        Part { table: self.table.clone(), above: self.above.clone() }
+    }
+}
+
+impl<K: TableKey> Part<K> {
+    /// Walks through it from a place on.
+    fn walk(&self, from: &Bound<K>) -> Cursor<K> {
+        let from = match (from, &self.above) {
+            (Bound::Included(from), Some(above)) if from > above => Bound::Included(from.clone()),
+            (Bound::Excluded(from), Some(above)) => Bound::Excluded(from.max(above).clone()),
+            (_, Some(above)) => Bound::Excluded(above.clone()),
+            (from, None) => from.clone(),
+        };
+        self.table.walk(from)
+    }
+}
+
+/// Tables that do not overlap, in the order of their keys.
+#[derive(Debug)]
+pub(super) struct Run<K> {
+    pub(super) id: u64,
+    /// Its size class: how many merges deep it is.
+    pub(super) tier: u8,
+    pub(super) parts: Vec<Part<K>>,
+}
+
+impl<K: Clone> Clone for Run<K> {
+    fn clone(&self) -> Self {
+        Run { id: self.id, tier: self.tier, parts: self.parts.clone() }
+    }
+}
+
+impl<K: TableKey> Run<K> {
+    /// The first part that may hold a key above this one.
+    fn from(&self, above: &Bound<K>) -> usize {
+        match above {
+            Bound::Unbounded => 0,
+            Bound::Included(key) => self.parts.partition_point(|part| part.table.last < *key),
+            Bound::Excluded(key) => self.parts.partition_point(|part| part.table.last <= *key),
+        }
+    }
+
+    fn get(&self, key: &K) -> Result<Option<Slot>, DirError> {
+        match self.parts.get(self.from(&Bound::Included(key.clone()))) {
+            Some(part) if part.above.as_ref().is_none_or(|above| key > above) => part.table.get(key),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// One kind of row.
+#[derive(Debug)]
+pub(super) struct Tree<K> {
+    pub(super) kind: Kind,
+    /// What came since the last flush began.
+    pub(super) active: Memory<K>,
+    /// What is being flushed.
+    pub(super) sealed: Option<Arc<Memory<K>>>,
+    /// The newest first.
+    pub(super) runs: Arc<Vec<Run<K>>>,
+}
+
+/// What a read needs beside the runs: taken under the lock, used without it.
+pub(super) struct View<K> {
+    recent: Vec<(K, Slot)>,
+    sealed: Option<Arc<Memory<K>>>,
+    runs: Arc<Vec<Run<K>>>,
+    from: Bound<K>,
+    to: Bound<K>,
+    limit: usize,
+}
+
+impl<K: TableKey> Tree<K> {
+    pub(super) fn new(kind: Kind, runs: Vec<Run<K>>) -> Tree<K> {
+        Tree { kind, active: BTreeMap::new(), sealed: None, runs: Arc::new(runs) }
+    }
+
+    pub(super) fn put(&mut self, key: K, value: Value) {
+        self.active.insert(key, Slot::Put(value));
+    }
+
+    pub(super) fn delete(&mut self, key: K) {
+        if self.kind.once() {
+            // Its only put is here, or further down.
+            if let Some(Slot::Put(_)) = self.active.remove(&key) {
+                return;
+            }
+        }
+        self.active.insert(key, Slot::Gone);
+    }
+
+    pub(super) fn seal(&mut self) -> Arc<Memory<K>> {
+        let sealed = Arc::new(std::mem::take(&mut self.active));
+        self.sealed = Some(sealed.clone());
+        sealed
+    }
+
+    /// Prepares a read of at most `limit` rows.
+    pub(super) fn view(&self, from: Bound<K>, to: Bound<K>, limit: usize) -> View<K> {
+        let mut puts = 0;
+        let mut recent = Vec::new();
+        if !is_empty(&from, &to) {
+            for (key, slot) in self.active.range((from.clone(), to.clone())) {
+                recent.push((key.clone(), slot.clone()));
+                puts += usize::from(matches!(slot, Slot::Put(_)));
+                if puts == limit {
+                    break;
+                }
+            }
+        }
+        View { recent, sealed: self.sealed.clone(), runs: self.runs.clone(), from, to, limit }
+    }
+
+    /// What a key stands for, as far as memory knows; the runs to ask if it does not.
+    pub(super) fn find(&self, key: &K) -> Result<Slot, Arc<Vec<Run<K>>>> {
+        let sealed = || self.sealed.as_ref().and_then(|sealed| sealed.get(key));
+        self.active.get(key).or_else(sealed).cloned().ok_or_else(|| self.runs.clone())
+    }
+}
+
+/// What a key stands for in some runs.
+pub(super) fn find_in<K: TableKey>(runs: &[Run<K>], key: &K) -> Result<Option<Value>, DirError> {
+    for run in runs {
+        match run.get(key)? {
+            Some(Slot::Put(value)) => return Ok(Some(value)),
+            Some(Slot::Gone) => return Ok(None),
+            None => {}
+        }
+    }
+    Ok(None)
+}
+
+fn is_empty<K: Ord>(from: &Bound<K>, to: &Bound<K>) -> bool {
+    match (from, to) {
+        (Bound::Included(a) | Bound::Excluded(a), Bound::Included(b)) => a > b,
+        (Bound::Included(a) | Bound::Excluded(a), Bound::Excluded(b)) => a >= b,
+        _ => false,
+    }
+}
+
+impl<K: TableKey> View<K> {
+    /// The rows that are there, in order.
+    pub(super) fn rows(self) -> Result<Vec<(K, Value)>, DirError> {
+        let mut rows = Vec::new();
+        if self.limit == 0 || is_empty(&self.from, &self.to) {
+            return Ok(rows);
+        }
+        let mut merge = Merge::new();
+        merge.add(self.recent.into_iter().map(Ok))?;
+        if let Some(sealed) = &self.sealed {
+            let range = sealed.range((self.from.clone(), self.to.clone()));
+            merge.add(range.map(|(key, slot)| Ok((key.clone(), slot.clone()))))?;
+        }
+        for run in self.runs.iter() {
+            merge.add(Walk::new(run, &self.from, self.to.clone()))?;
+        }
+        while rows.len() < self.limit {
+            let Some(next) = merge.next() else { break };
+            let (key, slot, _) = next?;
+            if is_beyond(&key, &self.to) {
+                break;
+            }
+            if let Slot::Put(value) = slot {
+                rows.push((key, value));
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// Walks through a run.
+struct Walk<'a, K> {
+    parts: &'a [Part<K>],
+    from: Bound<K>,
+    to: Bound<K>,
+    cursor: Option<Cursor<K>>,
+}
+
+impl<'a, K: TableKey> Walk<'a, K> {
+    fn new(run: &'a Run<K>, from: &Bound<K>, to: Bound<K>) -> Walk<'a, K> {
+        Walk { parts: &run.parts[run.from(from)..], from: from.clone(), to, cursor: None }
+    }
+}
+
+impl<K: TableKey> Iterator for Walk<'_, K> {
+    type Item = Result<(K, Slot), DirError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(entry) = self.cursor.as_mut().and_then(Iterator::next) {
+                return Some(entry);
+            }
+            let (part, rest) = self.parts.split_first()?;
+            if is_beyond(&part.table.first, &self.to) {
+                return None;
+            }
+            self.parts = rest;
+            self.cursor = Some(part.walk(&self.from));
+        }
+    }
+}
+
+fn is_beyond<K: Ord>(key: &K, to: &Bound<K>) -> bool {
+    match to {
+        Bound::Included(to) => key > to,
+        Bound::Excluded(to) => key >= to,
+        Bound::Unbounded => false,
+    }
+}
+
+type Source<'a, K> = Box<dyn Iterator<Item = Result<(K, Slot), DirError>> + 'a>;
+
+/// Merges sources in the order of their keys; of equal keys the first source's, which is the newest.
+pub(super) struct Merge<'a, K> {
+    heap: BinaryHeap<Reverse<Head<K>>>,
+    sources: Vec<Source<'a, K>>,
+}
+
+struct Head<K> {
+    key: K,
+    source: usize,
+    slot: Slot,
+}
+
+impl<K: Ord> PartialEq for Head<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<K: Ord> Eq for Head<K> {}
+
+impl<K: Ord> PartialOrd for Head<K> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<K: Ord> Ord for Head<K> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key.cmp(&other.key).then(self.source.cmp(&other.source))
+    }
+}
+
+impl<'a, K: TableKey> Merge<'a, K> {
+    pub(super) fn new() -> Merge<'a, K> {
+        Merge { heap: BinaryHeap::new(), sources: Vec::new() }
+    }
+
+    fn add(
+        &mut self,
+        mut source: impl Iterator<Item = Result<(K, Slot), DirError>> + 'a,
+    ) -> Result<(), DirError> {
+        if let Some(first) = source.next() {
+            let (key, slot) = first?;
+            self.heap.push(Reverse(Head { key, slot, source: self.sources.len() }));
+            self.sources.push(Box::new(source));
+        }
+        Ok(())
+    }
+
+    /// Takes the smallest entry and brings up the next of its source.
+    fn pop(&mut self) -> Result<Option<(K, Slot)>, DirError> {
+        let Some(mut top) = self.heap.peek_mut() else { return Ok(None) };
+        let head = &mut top.0;
+        match self.sources[head.source].next() {
+            Some(next) => {
+                let (key, slot) = next?;
+                let key = std::mem::replace(&mut head.key, key);
+                Ok(Some((key, std::mem::replace(&mut head.slot, slot))))
+            }
+            None => {
+                let Reverse(head) = std::collections::binary_heap::PeekMut::pop(top);
+                Ok(Some((head.key, head.slot)))
+            }
+        }
+    }
+
+    /// The next key, what it stands for, and whether an older put of it was passed over.
+    pub(super) fn next(&mut self) -> Option<Result<(K, Slot, bool), DirError>> {
+        let (key, slot) = match self.pop() {
+            Ok(found) => found?,
+            Err(error) => return Some(Err(error)),
+        };
+        let mut older_put = false;
+        while self.heap.peek().is_some_and(|Reverse(head)| head.key == key) {
+            match self.pop() {
+                Ok(Some((_, slot))) => older_put |= matches!(slot, Slot::Put(_)),
+                Ok(None) => break,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        Some(Ok((key, slot, older_put)))
+    }
+}
+
+/// Which runs to merge next, by their places; None if there is nothing to do.
+pub(super) fn choose<K: TableKey>(runs: &[Run<K>]) -> Option<std::ops::Range<usize>> {
+    let (mut puts, mut gones) = (0, 0);
+    for part in runs.iter().flat_map(|run| &run.parts) {
+        puts += part.table.puts;
+        gones += part.table.gones;
+    }
+    if gones >= FEW_GONES && gones * 2 >= puts {
+        return Some(0..runs.len());
+    }
+    let mut start = 0;
+    while start < runs.len() {
+        let same = runs[start..].iter().take_while(|run| run.tier == runs[start].tier).count();
+        if same >= FAN {
+            return Some(start..start + same);
+        }
+        start += same;
+    }
+    None
+}
+
+/// Where new tables get their numbers and their place, and who may stop a merge.
+pub(super) struct Making<'a> {
+    pub(super) dir: &'a Path,
+    pub(super) number: &'a dyn Fn() -> u64,
+    pub(super) stop: &'a dyn Fn() -> bool,
+}
+
+/// Writes entries in order into tables of bounded size.
+struct Tables<'a, K> {
+    kind: Kind,
+    making: &'a Making<'a>,
+    writer: Option<Writer<K>>,
+}
+
+impl<K: TableKey> Tables<'_, K> {
+    fn add(&mut self, key: &K, slot: &Slot) -> Result<(), DirError> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            none => none.insert(Writer::create(self.making.dir, (self.making.number)(), self.kind)?),
+        };
+        let added = writer.add(key, slot);
+        if added.is_err() {
+            self.abandon();
+        }
+        added
+    }
+
+    fn is_full(&self) -> bool {
+        self.writer.as_ref().is_some_and(|writer| writer.len() >= TABLE)
+    }
+
+    fn end(&mut self) -> Result<Option<Part<K>>, DirError> {
+        let Some(writer) = self.writer.take() else { return Ok(None) };
+        let table = writer.finish(self.making.dir, self.kind)?;
+        Ok(Some(Part { table: Arc::new(table), above: None }))
+    }
+
+    fn abandon(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            writer.abandon();
+        }
+    }
+}
+
+/// Writes what was in memory into tables. Deletes are left out if there is nothing below.
+pub(super) fn flush<K: TableKey>(
+    kind: Kind,
+    memory: &Memory<K>,
+    bottom: bool,
+    making: &Making<'_>,
+) -> Result<Vec<Part<K>>, DirError> {
+    let mut tables = Tables { kind, making, writer: None };
+    let mut parts = Vec::new();
+    // Tasks come in the order of their ids, and deletes are of earlier ones: in tables of their own, so
+    // that merging the deletes leaves the new tasks alone.
+    let first_put = match kind {
+        Kind::Tasks => memory.iter().find(|(_, slot)| matches!(slot, Slot::Put(_))).map(|(key, _)| key),
+        Kind::Rows | Kind::Records => None,
+    };
+    for (key, slot) in memory {
+        if tables.is_full() || first_put == Some(key) {
+            parts.extend(tables.end()?);
+        }
+        if !(bottom && matches!(slot, Slot::Gone)) {
+            tables.add(key, slot)?;
+        }
+    }
+    parts.extend(tables.end()?);
+    Ok(parts)
+}
+
+/// What became of a merge.
+pub(super) enum Merged {
+    /// It is done.
+    Done,
+    /// It was told to stop.
+    Stopped,
+}
+
+/// Merges runs into one. Each time a table is full, `commit` gets the parts made since the last time and
+/// the key up to which the runs are merged (None: to their end): what is merged can be let go at once,
+/// so a merge never needs much room.
+pub(super) fn merge<K: TableKey>(
+    kind: Kind,
+    runs: &[Run<K>],
+    bottom: bool,
+    keep: &dyn Fn(&K) -> bool,
+    making: &Making<'_>,
+    mut commit: impl FnMut(Vec<Part<K>>, Option<&K>) -> Result<(), DirError>,
+) -> Result<Merged, DirError> {
+    let mut made = Vec::new();
+    let mut parts: Vec<(usize, &Part<K>)> = Vec::new();
+    for (age, run) in runs.iter().enumerate() {
+        parts.extend(run.parts.iter().map(|part| (age, part)));
+    }
+    parts.sort_by(|(_, a), (_, b)| lower(a).cmp(lower(b)));
+    let mut rest = &parts[..];
+    while let Some((first, _)) = rest.split_first() {
+        // The parts that hang together by their keys.
+        let mut last = &first.1.table.last;
+        let together = 1 + rest[1..]
+            .iter()
+            .take_while(|(_, part)| {
+                let overlaps = lower(part) <= last;
+                if overlaps {
+                    last = last.max(&part.table.last);
+                }
+                overlaps
+            })
+            .count();
+        let group = &rest[..together];
+        rest = &rest[together..];
+        if together == 1 && !(bottom && first.1.table.gones > 0) {
+            made.push(first.1.clone());
+            continue;
+        }
+        let mut merge = Merge::new();
+        let mut by_age: Vec<&(usize, &Part<K>)> = group.iter().collect();
+        by_age.sort_by_key(|(age, _)| *age);
+        for (_, part) in by_age {
+            merge.add(part.walk(&Bound::Unbounded))?;
+        }
+        let mut tables = Tables { kind, making, writer: None };
+        let mut seen = 0_u32;
+        while let Some(next) = merge.next() {
+            let next = next.inspect_err(|_| tables.abandon())?;
+            let (key, slot, older_put) = next;
+            seen = seen.wrapping_add(1);
+            if seen.is_multiple_of(1024) && (making.stop)() {
+                tables.abandon();
+                return Ok(Merged::Stopped);
+            }
+            let wanted = match slot {
+                Slot::Put(_) => keep(&key),
+                Slot::Gone => !bottom && !(kind.once() && older_put),
+            };
+            if !wanted {
+                continue;
+            }
+            tables.add(&key, &slot)?;
+            if tables.is_full() {
+                made.extend(tables.end()?);
+                commit(std::mem::take(&mut made), Some(&key))?;
+            }
+        }
+        made.extend(tables.end()?);
+    }
+    commit(made, None)?;
+    Ok(Merged::Done)
+}
+
+/// The smallest key of a part, or one that is not above it.
+fn lower<K: TableKey>(part: &Part<K>) -> &K {
+    part.above.as_ref().unwrap_or(&part.table.first)
+}

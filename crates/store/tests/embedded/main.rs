@@ -1,0 +1,7 @@
+//! The embedded store against its promises: the conformance suite with tables of every age, crashes at
+//! any moment, disks that fail, fill up or forget, and directories that are not what they should be.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod conforms;
+mod support;
