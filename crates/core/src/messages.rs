@@ -118,6 +118,12 @@ pub enum Input {
         /// What ended since it last heard from an owner.
         ended: Vec<(Run, End)>,
     },
+    /// Whether the store has room for new tasks. It has until somebody says otherwise; while it has not,
+    /// enqueues are refused and everything else goes on.
+    Room {
+        /// It has.
+        enough: bool,
+    },
     /// The start gate opens: whatever could be running has been reported or cannot be alive.
     Open,
     /// A worker did not start a run, and never will.

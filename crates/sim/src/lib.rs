@@ -3,12 +3,14 @@
 //! One seed decides everything: clock, tenants, faults, crashes. Two worlds are played with each seed.
 //! [`world`] is chaotic and checks safety: nothing accepted is lost, nothing runs twice at once,
 //! everything drains. [`fair`] is in lock step ([`driver`]) and checks order and fairness exactly.
-//! [`oracle`] looks on and knows nothing of the core; [`canaries`] proves that they would notice: each
+//! With [`Options::disk`] the embedded store plays beside the model, crashes with its owner, and must
+//! give every answer that the model gives. [`oracle`] looks on and knows nothing of the core; [`canaries`] proves that they would notice: each
 //! deliberate bug must be caught. [`scenario`] plays small situations written as text; [`day`] shows a
 //! day in the life of four tenants.
 
 pub mod canaries;
 pub mod day;
+mod disk;
 pub mod driver;
 pub mod fair;
 pub mod oracle;

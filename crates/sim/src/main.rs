@@ -16,6 +16,7 @@ use evenhand_sim::{Options, Report, Violation, canaries, day, play};
     after_help = "Examples:
   evenhand-sim run --seeds 1000             play 1000 seeds
   evenhand-sim run --seeds 1000 --start 5000
+  evenhand-sim run --seeds 50 --disk        the same with the embedded store beside the model
   evenhand-sim replay 4711                  play one seed again and print every event
   evenhand-sim canaries                     switch on known bugs; each must be caught
   evenhand-sim day                          four tenants share 16 slots for a day"
@@ -35,6 +36,9 @@ enum Command {
         /// The first one.
         #[arg(long, default_value_t = 0)]
         start: u64,
+        /// Let the embedded store play beside the model, in a scratch directory.
+        #[arg(long)]
+        disk: bool,
     },
     /// Play one seed again and print what happens. Exit code 1 if it breaks a promise.
     Replay {
@@ -46,6 +50,9 @@ enum Command {
         /// Print only the result.
         #[arg(long)]
         quiet: bool,
+        /// Let the embedded store play beside the model, as `run --disk` does.
+        #[arg(long)]
+        disk: bool,
     },
     /// Switch on each known bug and see that it is caught. Exit code 1 if one survives.
     Canaries {
@@ -66,8 +73,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Run { seeds, start } => run(seeds, start),
-        Command::Replay { seed, canary, quiet } => replay_one(seed, canary.as_deref(), quiet),
+        Command::Run { seeds, start, disk } => run(seeds, start, disk),
+        Command::Replay { seed, canary, quiet, disk } => replay_one(seed, canary.as_deref(), quiet, disk),
         Command::Canaries { seeds, blind } => hunt(seeds, blind),
         Command::Day { seed } => match day::play(seed) {
             Ok(table) => {
@@ -83,7 +90,7 @@ fn main() -> ExitCode {
 }
 
 /// Plays seeds on all cores; what is printed does not depend on how many there are.
-fn run(seeds: u64, start: u64) -> ExitCode {
+fn run(seeds: u64, start: u64, disk: bool) -> ExitCode {
     let next = AtomicU64::new(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut total = Report::default();
@@ -95,7 +102,7 @@ fn run(seeds: u64, start: u64) -> ExitCode {
             scope.spawn(move || {
                 loop {
                     let n = next.fetch_add(1, Ordering::Relaxed);
-                    if n >= seeds || send.send(caught(start.wrapping_add(n))).is_err() {
+                    if n >= seeds || send.send(caught(start.wrapping_add(n), disk)).is_err() {
                         return;
                     }
                 }
@@ -113,7 +120,7 @@ fn run(seeds: u64, start: u64) -> ExitCode {
     violations.sort_by_key(|violation| violation.seed);
     for violation in &violations {
         println!("violation: {violation}");
-        println!("  replay: evenhand-sim replay {}", violation.seed);
+        println!("  replay: evenhand-sim replay {}{}", violation.seed, if disk { " --disk" } else { "" });
     }
     println!(
         "seeds {seeds}  steps {}  simulated {:.1} h  starts {}  largest difference {:.2} charges  violations {}",
@@ -127,8 +134,8 @@ fn run(seeds: u64, start: u64) -> ExitCode {
 }
 
 /// Plays a seed; a panic of the core is a violation like any other.
-fn caught(seed: u64) -> Result<Report, Violation> {
-    std::panic::catch_unwind(|| play(seed, Options::default()))
+fn caught(seed: u64, disk: bool) -> Result<Report, Violation> {
+    std::panic::catch_unwind(|| play(seed, Options { disk, ..Options::default() }))
         .unwrap_or_else(|_| Err(Violation::panicked(seed)))
 }
 
@@ -143,7 +150,7 @@ fn progress(done: u64, of: u64, violations: usize) {
     }
 }
 
-fn replay_one(seed: u64, canary: Option<&str>, quiet: bool) -> ExitCode {
+fn replay_one(seed: u64, canary: Option<&str>, quiet: bool, disk: bool) -> ExitCode {
     let canary = match canary {
         None => None,
         Some(text) => match canaries::all().into_iter().find(|(_, t)| *t == text) {
@@ -154,7 +161,7 @@ fn replay_one(seed: u64, canary: Option<&str>, quiet: bool) -> ExitCode {
             }
         },
     };
-    match play(seed, Options { canary, trace: !quiet, ..Options::default() }) {
+    match play(seed, Options { canary, trace: !quiet, disk, ..Options::default() }) {
         Ok(report) => {
             println!(
                 "seed {seed}: no violation in {} steps and {:.1} simulated hours",

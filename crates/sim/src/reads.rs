@@ -3,7 +3,7 @@
 use evenhand_core::Input;
 use evenhand_core::backlog::Level;
 use evenhand_core::names::{LaneId, LoadId, TaskId};
-use evenhand_store::{Memory, Store, ready};
+use evenhand_store::{Store, wait};
 
 use crate::driver::SHARD;
 
@@ -16,15 +16,15 @@ pub(crate) enum Read {
 
 impl Read {
     /// Looks at the store, now.
-    pub(crate) fn happen(self, store: &Memory) -> Input {
+    pub(crate) fn happen(self, store: &impl Store) -> Input {
         match self {
             Read::Lane { load, lane, above, limit } => {
-                match ready(store.read_lane(SHARD, lane, above, limit)) {
+                match wait(store.read_lane(SHARD, lane, above, limit)) {
                     Ok(page) => Input::Loaded { load, rows: page.rows, end: page.end },
                     Err(_) => self.fail(),
                 }
             }
-            Read::Task { load, task } => match ready(store.read_task(SHARD, task)) {
+            Read::Task { load, task } => match wait(store.read_task(SHARD, task)) {
                 Ok(task) => Input::TaskLoaded { load, task },
                 Err(_) => self.fail(),
             },

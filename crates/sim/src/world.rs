@@ -14,6 +14,7 @@ use evenhand_core::names::{
 use evenhand_core::{Change, Effect, Input, NewTask, Refusal, Run, Shard, check};
 use evenhand_store::{Fault, Flaw, Memory, Store, StoreError, ready};
 
+use crate::disk::Disk;
 use crate::driver::SHARD;
 use crate::oracle::Oracle;
 use crate::plan::{Arrivals, Plan};
@@ -79,6 +80,8 @@ pub struct Options {
     pub blind: bool,
     /// The shard's secret seed, on which nothing may depend.
     pub hash_seed: u64,
+    /// Let the embedded store play beside the model and compare every answer.
+    pub disk: bool,
 }
 
 struct World {
@@ -89,6 +92,9 @@ struct World {
     agenda: BTreeMap<(u64, u64), Event>,
     next_event: u64,
     store: Memory,
+    disk: Option<Disk>,
+    /// Whether the store has room, decided beside the other dice so that these fall as they always did.
+    room: (bool, Rng),
     bug: Option<Bug>,
     owners: Vec<Owner>,
     current: Option<usize>,
@@ -124,6 +130,8 @@ pub fn play_plan(seed: u64, rng: Rng, plan: Plan, options: Options) -> Result<Re
         agenda: BTreeMap::new(),
         next_event: 0,
         store,
+        disk: None,
+        room: (true, Rng::new(seed ^ 0x726f_6f6d)),
         bug,
         owners: Vec::new(),
         current: None,
@@ -138,6 +146,10 @@ pub fn play_plan(seed: u64, rng: Rng, plan: Plan, options: Options) -> Result<Re
         options,
         digest: 0xcbf2_9ce4_8422_2325,
     };
+    if options.disk {
+        let disk = Disk::new(seed).map_err(|what| Violation::new("chaos", seed, 0, what))?;
+        world.disk = Some(disk);
+    }
     if options.trace {
         println!("{:?}", world.plan);
     }
@@ -179,6 +191,9 @@ impl World {
             }
         }
         self.store.look(SHARD, |tables| self.oracle.over(tables).and_then(|()| Oracle::counts(tables)))?;
+        if let Some(disk) = self.disk.take() {
+            self.store.look(SHARD, |tables| disk.over(tables))?;
+        }
         let Some(owner) = self.current else { return Err("nobody owns the shard".into()) };
         let held = self.owners[owner].shard.held();
         let idle = evenhand_core::shard::Held::default();
@@ -201,7 +216,10 @@ impl World {
 
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
-            Event::ClientsAct => self.clients_act(),
+            Event::ClientsAct => {
+                self.room_changes();
+                self.clients_act()
+            }
             Event::ToOwner(owner, input) => self.step(owner, input),
             Event::Seal(owner) => self.seal(owner),
             Event::Apply(owner, commit, changes) => self.apply(owner, commit, changes),
@@ -217,6 +235,11 @@ impl World {
             Event::Read(owner, read) => {
                 let failed = self.rng.chance(self.plan.read_fault);
                 let input = if failed { read.fail() } else { read.happen(&self.store) };
+                if let Some(disk) = &mut self.disk
+                    && !matches!(input, Input::LoadFailed { .. })
+                {
+                    disk.read(read, &input)?;
+                }
                 self.soon(Event::ToOwner(owner, input));
                 Ok(())
             }
@@ -253,7 +276,14 @@ impl World {
         if self.rng.chance(self.plan.commit_fault) {
             self.store.fail_take(*self.rng.pick(&[Fault::Lost, Fault::AnswerLost]));
         }
-        let taken = match ready(self.store.take(SHARD)) {
+        let before = self.store.look(SHARD, |tables| tables.epoch);
+        let taken = ready(self.store.take(SHARD));
+        if let Some(disk) = &mut self.disk
+            && self.store.look(SHARD, |tables| tables.epoch) > before
+        {
+            disk.take(taken.as_ref().ok())?;
+        }
+        let taken = match taken {
             Ok(taken) => taken,
             Err(_) => {
                 self.soon(Event::TakeOver);
@@ -276,6 +306,7 @@ impl World {
             sealing: false,
         });
         self.current = Some(owner);
+        self.tell_room();
         let mut last = 0;
         for worker in 0..self.workers.len() {
             let delay = self.delay();
@@ -284,6 +315,24 @@ impl World {
         }
         self.at(last + 1, Event::Open(owner));
         Ok(())
+    }
+
+    /// The disk fills up now and then, and is emptied again; it is not full for ever.
+    fn room_changes(&mut self) {
+        let (room, rng) = &mut self.room;
+        let changed = if *room { rng.chance(20) } else { rng.chance(200) };
+        if self.actions_left == 0 && !*room || self.actions_left > 0 && changed {
+            *room = !*room;
+            self.store.set_room(*room);
+            self.tell_room();
+        }
+    }
+
+    fn tell_room(&mut self) {
+        if let Some(owner) = self.current {
+            let enough = self.store.room().is_ok();
+            self.at(1, Event::ToOwner(owner, Input::Room { enough }));
+        }
     }
 
     /// An owner learned that it must not go on. If it was the right one, another will take over.
@@ -297,6 +346,9 @@ impl World {
     }
 
     fn crash(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.crash();
+        }
         if let Some(owner) = self.current {
             self.drop_owner(owner);
         }
@@ -396,13 +448,23 @@ impl World {
             self.store.fail_commit(fault);
         }
         let epoch = self.owners[owner].shard.epoch();
+        let accepts = changes.iter().any(|change| matches!(change, Change::Accepted(_)));
         let happens = self.store.look(SHARD, |tables| tables.epoch == epoch)
+            && (self.room.0 || !accepts)
             && !(faulty && matches!(fault, Fault::Lost | Fault::Full));
         if happens {
             let oracle = &mut self.oracle;
             self.store.look(SHARD, |tables| oracle.applies(tables, &changes))?;
         }
+        let copy = self.disk.is_some().then(|| changes.clone());
         let result = ready(self.store.commit(SHARD, epoch, changes));
+        if let (Some(disk), Some(changes)) = (&mut self.disk, copy) {
+            match &result {
+                Err(StoreError::Fenced { .. }) => disk.commit(epoch, changes, &result)?,
+                _ if happens => disk.commit(epoch, changes, &Ok(()))?,
+                _ => {}
+            }
+        }
         self.store.look(SHARD, |tables| self.oracle.applied(tables))?;
         if self.steps.is_multiple_of(64) {
             self.store.look(SHARD, Oracle::counts)?;

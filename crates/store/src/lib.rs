@@ -14,7 +14,9 @@ mod memory;
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 
 use evenhand_core::backlog::Level;
 use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
@@ -28,6 +30,12 @@ pub trait Store: Send + Sync {
     /// Makes the caller the owner: raises the shard's epoch and returns what an owner must know. A shard
     /// that does not exist begins empty.
     fn take(&self, shard: ShardId) -> impl Future<Output = Result<Taken, StoreError>> + Send;
+
+    /// Whether new tasks would be accepted: an owner asks before it accepts any. Finishing tasks needs no
+    /// such room. An error says what is full.
+    fn room(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Makes the changes durable, all or none, in their order, if the epoch is still the shard's (an empty
     /// list only asks that). An owner sends its commits one after the other: the next one only when the
@@ -125,6 +133,26 @@ pub enum StoreError {
         /// Which limit.
         what: String,
     },
+}
+
+/// Waits for a future on this thread. For programs without a runtime; in one, await it.
+pub fn wait<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
+        }
+    }
 }
 
 /// The value of a future that is ready at once, as those of the memory store are.

@@ -44,6 +44,7 @@ struct Inner {
     commit_faults: VecDeque<Fault>,
     read_faults: VecDeque<Fault>,
     take_faults: VecDeque<Fault>,
+    no_room: bool,
     flaw: Option<Flaw>,
 }
 
@@ -86,6 +87,11 @@ impl Memory {
     /// Orders a fault for a coming read. Whichever it is, the read has no answer.
     pub fn fail_read(&self, fault: Fault) {
         self.lock().read_faults.push_back(fault);
+    }
+
+    /// Says whether there is room for new tasks.
+    pub fn set_room(&self, enough: bool) {
+        self.lock().no_room = !enough;
     }
 
     /// Switches a deliberate bug on.
@@ -131,8 +137,13 @@ impl Store for Memory {
         Ok(Taken { epoch: tables.epoch, metadata: tables.metadata() })
     }
 
+    fn room(&self) -> Result<(), StoreError> {
+        if self.lock().no_room { Err(full("it was told so")) } else { Ok(()) }
+    }
+
     async fn commit(&self, shard: ShardId, epoch: Epoch, changes: Vec<Change>) -> Result<(), StoreError> {
         let mut inner = self.lock();
+        let no_room = inner.no_room;
         let fault = inner.commit_faults.pop_front();
         let flaw = inner.flaw;
         let tables = inner.shards.entry(shard).or_default();
@@ -140,7 +151,7 @@ impl Store for Memory {
             return Err(unavailable("commit"));
         }
         if fault == Some(Fault::Full) {
-            return Err(StoreError::Full { what: "a fault was ordered".into() });
+            return Err(full("a fault was ordered"));
         }
         // 0 is the epoch of a shard that nobody has taken, so it is no owner's.
         if tables.epoch != epoch || epoch == Epoch(0) {
@@ -148,6 +159,9 @@ impl Store for Memory {
                 changes.iter().for_each(|change| tables.delete_rows(change));
             }
             return Err(StoreError::Fenced { epoch, current: tables.epoch });
+        }
+        if no_room && changes.iter().any(|change| matches!(change, Change::Accepted(_))) {
+            return Err(full("it was told so"));
         }
         for change in changes {
             tables.apply(change);
@@ -294,6 +308,10 @@ impl Tables {
             Change::Seq { next } => self.next_seq = next,
         }
     }
+}
+
+fn full(what: &str) -> StoreError {
+    StoreError::Full { what: what.into() }
 }
 
 fn unavailable(what: &str) -> StoreError {

@@ -88,6 +88,11 @@ impl Shard {
 
     /// Answers "limited" while the store is so far behind that memory would grow.
     fn store_keeps_up(&self, more: usize) -> Result<(), Refusal> {
+        if !self.room {
+            return Err(Refusal::limited(
+                "the store has no room for new tasks; send this again when space has been made",
+            ));
+        }
         let in_flight: usize =
             self.batch.size() + self.sealed.iter().map(|batch| batch.size()).sum::<usize>();
         if in_flight + more > self.bounds.tasks_in_flight.max(more) {

@@ -95,6 +95,8 @@ pub struct Shard {
     next_dispatch: u64,
     /// The gate: nothing is started before it opens.
     pub(crate) open: bool,
+    /// The store has room for new tasks.
+    room: bool,
     pub(crate) workers: BTreeMap<WorkerId, Worker>,
     pub(crate) runs: BTreeMap<TaskId, LiveRun>,
     /// Runs whose rows are set aside, counted by key.
@@ -198,6 +200,7 @@ impl Shard {
             next_seq,
             next_dispatch: 1,
             open: false,
+            room: true,
             workers: BTreeMap::new(),
             runs: BTreeMap::new(),
             aside_runs: BTreeMap::new(),
@@ -271,6 +274,7 @@ impl Shard {
             Input::Cancel { request, task } => self.on_cancel(request, task, effects),
             Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues, effects),
             Input::Report { worker, running, ended } => self.on_report(worker, running, ended, effects),
+            Input::Room { enough } => self.room = enough,
             Input::Open => self.on_open(effects),
             Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence, effects),
             Input::Ended { worker, task, fence, attempt, end } => {

@@ -11,7 +11,6 @@
 //! it read may have come from a cache that the disk never saw.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -29,6 +28,7 @@ use super::files::{Dir, DirError, damaged, numbered, sync_dir};
 use super::layout::{self, Batch, Kind, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::log::{self, Acked, LastAcked, Replayed, Segment};
 use super::manifest::Standing;
+use super::reads::Reads;
 use super::table::TableKey;
 use super::tree::{self, Making, Memory, Merged, Part, Run, Tree};
 use crate::StoreError;
@@ -140,64 +140,9 @@ pub(super) fn load(dir: &Dir) -> Result<Loaded, DirError> {
     Ok(loaded)
 }
 
-impl Loaded {
-    fn records(
-        &self,
-        from: RecordKey,
-        to: RecordKey,
-        limit: usize,
-    ) -> Result<Vec<(RecordKey, Value)>, DirError> {
-        self.trees.records.view(Bound::Included(from), Bound::Excluded(to), limit).rows()
-    }
-
-    /// Every shard that has been taken.
-    pub(super) fn shards(&self) -> Result<Vec<ShardId>, DirError> {
-        let mut shards: Vec<ShardId> = Vec::new();
-        loop {
-            let from = match shards.last() {
-                Some(ShardId(u32::MAX)) => return Ok(shards),
-                Some(last) => last.0 + 1,
-                None => 0,
-            };
-            let from: RecordKey = from.to_be_bytes().into();
-            let first = self.trees.records.view(Bound::Included(from), Bound::Unbounded, 1).rows()?;
-            match first.first().and_then(|(key, _)| layout::shard_of(key)) {
-                Some(shard) => shards.push(shard),
-                None => return Ok(shards),
-            }
-        }
-    }
-
-    fn acks(&self) -> Result<BTreeMap<LanePrefix, Level>, DirError> {
-        let mut acks = BTreeMap::new();
-        for shard in self.shards()? {
-            let from = layout::record_key(shard, layout::LANE, &[]);
-            let to = layout::record_key(shard, layout::LANE + 1, &[]);
-            for (key, value) in self.records(from, to, usize::MAX)? {
-                if let (Some(lane), Some(ack)) = (layout::lane_of_record(&key), layout::ack(value.bytes())) {
-                    acks.insert(lane, ack);
-                }
-            }
-        }
-        Ok(acks)
-    }
-
-    fn epochs(&self) -> Result<BTreeMap<ShardId, Epoch>, DirError> {
-        let mut epochs = BTreeMap::new();
-        for shard in self.shards()? {
-            let key = layout::epoch_key(shard);
-            let found = match self.trees.records.find(&key) {
-                Ok(slot) => match slot {
-                    super::table::Slot::Put(value) => Some(value),
-                    super::table::Slot::Gone => None,
-                },
-                Err(runs) => tree::find_in(&runs, &key)?,
-            };
-            if let Some(epoch) = found.and_then(|value| layout::epoch(value.bytes())) {
-                epochs.insert(shard, epoch);
-            }
-        }
-        Ok(epochs)
+impl Reads for Loaded {
+    fn with<T>(&self, look: impl FnOnce(&Trees) -> T) -> T {
+        look(&self.trees)
     }
 }
 
@@ -266,7 +211,10 @@ impl Engine {
             create(&dir, &options)?;
         }
         let loaded = load(&dir)?;
-        let epochs = loaded.epochs()?;
+        let mut epochs = BTreeMap::new();
+        for shard in loaded.shards()? {
+            epochs.insert(shard, loaded.epoch(shard)?);
+        }
         let last = loaded.replayed.last;
         let (standing, trees, segment) = checkpoint(&dir, &options, loaded)?;
         let acked = Acked::open(&dir.path)?;
@@ -356,11 +304,12 @@ impl Engine {
 
     pub(super) fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Shared) -> Result<T, StoreError> + Send + 'static,
+        read: impl FnOnce(&Shared) -> Result<T, DirError> + Send + 'static,
     ) -> oneshot::Receiver<Result<T, StoreError>> {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |shared| {
-            let _ = answer.send(shared.failed().map_or_else(|| read(shared), Err));
+            let read = || read(shared).map_err(StoreError::from);
+            let _ = answer.send(shared.failed().map_or_else(read, Err));
         });
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         answered
@@ -452,7 +401,7 @@ fn flush_one<K: Planted>(
     making: &Making<'_>,
 ) -> Result<(), DirError> {
     let bottom = K::runs(standing).is_empty();
-    let parts = tree::flush(kind, memory, bottom, making)?;
+    let parts = tree::flush(kind, memory, bottom, making)?.hand_over();
     add_run(standing, parts);
     Ok(())
 }
@@ -465,9 +414,15 @@ fn add_run<K: Planted>(standing: &mut Standing, parts: Vec<Part<K>>) {
     }
 }
 
+impl Reads for Shared {
+    /// Waits while a commit is being applied.
+    fn with<T>(&self, look: impl FnOnce(&Trees) -> T) -> T {
+        look(&self.trees())
+    }
+}
+
 impl Shared {
-    /// The trees to read from. Waits while a commit is being applied.
-    pub(super) fn trees(&self) -> RwLockReadGuard<'_, Trees> {
+    fn trees(&self) -> RwLockReadGuard<'_, Trees> {
         self.trees.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -579,14 +534,14 @@ impl Shared {
             let trees = self.trees();
             (trees.rows.runs.is_empty(), trees.tasks.runs.is_empty(), trees.records.runs.is_empty())
         };
-        let rows = tree::flush(Kind::Rows, &flush.rows, bottom.0, &making)?;
-        let tasks = tree::flush(Kind::Tasks, &flush.tasks, bottom.1, &making)?;
-        let records = tree::flush(Kind::Records, &flush.records, bottom.2, &making)?;
+        let mut rows = tree::flush(Kind::Rows, &flush.rows, bottom.0, &making)?;
+        let mut tasks = tree::flush(Kind::Tasks, &flush.tasks, bottom.1, &making)?;
+        let mut records = tree::flush(Kind::Records, &flush.records, bottom.2, &making)?;
         self.install(
             |standing| {
-                add_run(standing, rows);
-                add_run(standing, tasks);
-                add_run(standing, records);
+                add_run(standing, rows.hand_over());
+                add_run(standing, tasks.hand_over());
+                add_run(standing, records.hand_over());
                 standing.flushed = flush.through;
                 standing.segment = flush.segment + 1;
                 Ok(())
@@ -848,7 +803,7 @@ impl Writer {
     /// Makes a frame durable. `Full` means that nothing was written; any other error that this is unknown.
     fn append(&mut self, mut frame: Vec<u8>) -> Result<Option<(Arc<Vec<u8>>, usize)>, StoreError> {
         let full = self.segment.at + frame.len() as u64 > self.shared.options.segment;
-        if full && self.last > 0 && self.segment.at > 1024 {
+        if full && !self.segment.is_empty() {
             self.rotate()?;
         }
         let end = frame.len();

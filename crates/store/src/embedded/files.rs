@@ -57,6 +57,12 @@ pub enum DirError {
         /// How we know that it must be there.
         what: String,
     },
+    /// Something has a right checksum, and yet is not what we write.
+    #[error("{what} cannot be read, though its checksum is right; this is a bug")]
+    Unreadable {
+        /// What.
+        what: String,
+    },
     /// Another process has the directory open.
     #[error("{} is open in another process; stop that one first, two cannot share a store", dir.display())]
     Locked {
@@ -101,6 +107,7 @@ impl From<DirError> for StoreError {
                 StoreError::Unavailable { what }
             }
             DirError::Damaged { .. }
+            | DirError::Unreadable { .. }
             | DirError::Missing { .. }
             | DirError::Format { .. }
             | DirError::Foreign { .. } => StoreError::Corrupt { what },

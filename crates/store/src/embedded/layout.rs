@@ -52,7 +52,7 @@ pub(super) const ASIDE: u8 = b'a';
 
 /// The kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub(super) enum Kind {
     /// Rows of lanes.
     Rows,
     /// Tasks with their payloads.
@@ -63,10 +63,10 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Rows, Kind::Tasks, Kind::Records];
+    pub(super) const ALL: [Kind; 3] = [Kind::Rows, Kind::Tasks, Kind::Records];
 
     /// Its name, which its tables' files end with.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Rows => "rows",
             Kind::Tasks => "tasks",

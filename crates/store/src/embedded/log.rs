@@ -59,7 +59,15 @@ pub(super) fn prepare_spare(dir: &Path, used: Option<&Path>, size: u64) -> Resul
         return sync_dir(dir);
     }
     match used {
-        Some(used) => std::fs::rename(used, &spare).about(&spare, "renaming")?,
+        Some(used) => {
+            // A commit larger than a segment has made it longer.
+            let cut = OpenOptions::new()
+                .write(true)
+                .open(used)
+                .and_then(|file| if file.metadata()?.len() > size { file.set_len(size) } else { Ok(()) });
+            cut.about(used, "cutting to size")?;
+            std::fs::rename(used, &spare).about(&spare, "renaming")?;
+        }
         None => {
             let making = dir.join("spare.new");
             let made = File::create(&making).and_then(|mut file| {
@@ -101,6 +109,10 @@ impl Segment {
         std::fs::rename(&spare, &path).about(&path, "renaming")?;
         sync_dir(dir)?;
         Ok(Segment { path, number, file, at: SEGMENT_HEADER })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.at == SEGMENT_HEADER
     }
 
     /// Writes a frame and syncs it. The buffer begins with room for the head.

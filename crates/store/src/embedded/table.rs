@@ -163,12 +163,6 @@ impl<K: TableKey> Table<K> {
             _ => Ok(None),
         }
     }
-
-    /// Bytes that its index holds in memory, about.
-    pub(super) fn index_bytes(&self) -> u64 {
-        let keys: usize = self.blocks.iter().map(|block| block.first.bytes().len()).sum();
-        (self.blocks.len() * 32 + keys) as u64
-    }
 }
 
 fn read_index<K: TableKey>(index: &[u8], count: u64) -> Option<(Vec<Block<K>>, K)> {

@@ -360,52 +360,70 @@ pub(super) struct Making<'a> {
     pub(super) stop: &'a dyn Fn() -> bool,
 }
 
-/// Writes entries in order into tables of bounded size.
-struct Tables<'a, K> {
+/// Writes entries in order into tables of bounded size. Until they are handed over they are nobody's, and
+/// go when this goes: they would only take room away.
+pub(super) struct Tables<'a, K: TableKey> {
     kind: Kind,
     making: &'a Making<'a>,
     writer: Option<Writer<K>>,
+    /// In order, and whether it is new or was there before.
+    made: Vec<(Part<K>, bool)>,
 }
 
-impl<K: TableKey> Tables<'_, K> {
+impl<'a, K: TableKey> Tables<'a, K> {
+    fn new(kind: Kind, making: &'a Making<'a>) -> Self {
+        Tables { kind, making, writer: None, made: Vec::new() }
+    }
+
     fn add(&mut self, key: &K, slot: &Slot) -> Result<(), DirError> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             none => none.insert(Writer::create(self.making.dir, (self.making.number)(), self.kind)?),
         };
-        let added = writer.add(key, slot);
-        if added.is_err() {
-            self.abandon();
-        }
-        added
+        writer.add(key, slot)
     }
 
     fn is_full(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| writer.len() >= TABLE)
     }
 
-    fn end(&mut self) -> Result<Option<Part<K>>, DirError> {
-        let Some(writer) = self.writer.take() else { return Ok(None) };
-        let table = writer.finish(self.making.dir, self.kind)?;
-        Ok(Some(Part { table: Arc::new(table), above: None }))
+    fn end(&mut self) -> Result<(), DirError> {
+        if let Some(writer) = self.writer.take() {
+            let table = Arc::new(writer.finish(self.making.dir, self.kind)?);
+            self.made.push((Part { table, above: None }, true));
+        }
+        Ok(())
     }
 
-    fn abandon(&mut self) {
+    fn carry(&mut self, part: Part<K>) {
+        self.made.push((part, false));
+    }
+
+    /// The caller will name them.
+    pub(super) fn hand_over(&mut self) -> Vec<Part<K>> {
+        self.made.drain(..).map(|(part, _)| part).collect()
+    }
+}
+
+impl<K: TableKey> Drop for Tables<'_, K> {
+    fn drop(&mut self) {
         if let Some(writer) = self.writer.take() {
             writer.abandon();
+        }
+        for (part, _) in self.made.iter().filter(|(_, new)| *new) {
+            let _ = std::fs::remove_file(&part.table.path);
         }
     }
 }
 
 /// Writes what was in memory into tables. Deletes are left out if there is nothing below.
-pub(super) fn flush<K: TableKey>(
+pub(super) fn flush<'a, K: TableKey>(
     kind: Kind,
     memory: &Memory<K>,
     bottom: bool,
-    making: &Making<'_>,
-) -> Result<Vec<Part<K>>, DirError> {
-    let mut tables = Tables { kind, making, writer: None };
-    let mut parts = Vec::new();
+    making: &'a Making<'a>,
+) -> Result<Tables<'a, K>, DirError> {
+    let mut tables = Tables::new(kind, making);
     // Tasks come in the order of their ids, and deletes are of earlier ones: in tables of their own, so
     // that merging the deletes leaves the new tasks alone.
     let first_put = match kind {
@@ -414,14 +432,14 @@ pub(super) fn flush<K: TableKey>(
     };
     for (key, slot) in memory {
         if tables.is_full() || first_put == Some(key) {
-            parts.extend(tables.end()?);
+            tables.end()?;
         }
         if !(bottom && matches!(slot, Slot::Gone)) {
             tables.add(key, slot)?;
         }
     }
-    parts.extend(tables.end()?);
-    Ok(parts)
+    tables.end()?;
+    Ok(tables)
 }
 
 /// What became of a merge.
@@ -443,7 +461,7 @@ pub(super) fn merge<K: TableKey>(
     making: &Making<'_>,
     mut commit: impl FnMut(Vec<Part<K>>, Option<&K>) -> Result<(), DirError>,
 ) -> Result<Merged, DirError> {
-    let mut made = Vec::new();
+    let mut tables = Tables::new(kind, making);
     let mut parts: Vec<(usize, &Part<K>)> = Vec::new();
     for (age, run) in runs.iter().enumerate() {
         parts.extend(run.parts.iter().map(|part| (age, part)));
@@ -453,36 +471,28 @@ pub(super) fn merge<K: TableKey>(
     while let Some((first, _)) = rest.split_first() {
         // The parts that hang together by their keys.
         let mut last = &first.1.table.last;
-        let together = 1 + rest[1..]
-            .iter()
-            .take_while(|(_, part)| {
-                let overlaps = lower(part) <= last;
-                if overlaps {
-                    last = last.max(&part.table.last);
-                }
-                overlaps
-            })
-            .count();
-        let group = &rest[..together];
-        rest = &rest[together..];
+        let mut together = 1;
+        while let Some((_, part)) = rest.get(together).filter(|(_, part)| lower(part) <= last) {
+            last = last.max(&part.table.last);
+            together += 1;
+        }
+        let (group, others) = rest.split_at(together);
+        rest = others;
         if together == 1 && !(bottom && first.1.table.gones > 0) {
-            made.push(first.1.clone());
+            tables.carry(first.1.clone());
             continue;
         }
-        let mut merge = Merge::new();
-        let mut by_age: Vec<&(usize, &Part<K>)> = group.iter().collect();
+        let mut by_age = group.to_vec();
         by_age.sort_by_key(|(age, _)| *age);
+        let mut merge = Merge::new();
         for (_, part) in by_age {
             merge.add(part.walk(&Bound::Unbounded))?;
         }
-        let mut tables = Tables { kind, making, writer: None };
         let mut seen = 0_u32;
         while let Some(next) = merge.next() {
-            let next = next.inspect_err(|_| tables.abandon())?;
-            let (key, slot, older_put) = next;
+            let (key, slot, older_put) = next?;
             seen = seen.wrapping_add(1);
             if seen.is_multiple_of(1024) && (making.stop)() {
-                tables.abandon();
                 return Ok(Merged::Stopped);
             }
             let wanted = match slot {
@@ -494,13 +504,13 @@ pub(super) fn merge<K: TableKey>(
             }
             tables.add(&key, &slot)?;
             if tables.is_full() {
-                made.extend(tables.end()?);
-                commit(std::mem::take(&mut made), Some(&key))?;
+                tables.end()?;
+                commit(tables.hand_over(), Some(&key))?;
             }
         }
-        made.extend(tables.end()?);
+        tables.end()?;
     }
-    commit(made, None)?;
+    commit(tables.hand_over(), None)?;
     Ok(Merged::Done)
 }
 

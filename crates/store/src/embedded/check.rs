@@ -1,0 +1,332 @@
+//! Looking at a directory without opening it for work: is it whole ([`check`]), and what is in it
+//! ([`info`]). Both change nothing, and both refuse a directory that a server has open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+
+use evenhand_core::change::QueueRecord;
+use evenhand_core::names::{Epoch, ShardId, TaskId};
+use evenhand_core::{Bounds, Shard};
+
+use super::bytes::checksum;
+use super::engine::{Loaded, Settled, load};
+use super::files::{About, Dir, DirError, FORMAT, damaged};
+use super::layout::{self, Kind, LanePrefix, RowKey};
+use super::reads::{Reads, row};
+use super::table::{Slot, Table, TableKey};
+use super::tree::Run;
+
+/// Is told how far the work is: bytes done, and bytes in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// What is wrong, each naming file and place where it can. Empty: the directory is whole.
+    pub problems: Vec<String>,
+    /// Files that were read.
+    pub files: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Tasks found.
+    pub tasks: u64,
+    /// Rows found in lanes.
+    pub rows: u64,
+}
+
+/// What is in a store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Info {
+    /// Its format.
+    pub format: u32,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// The number of the last commit.
+    pub commits: u64,
+    /// Commits that are in the log alone.
+    pub commits_in_log: u64,
+    /// Bytes of the log's segments.
+    pub log_bytes: u64,
+    /// Bytes of a commit at the end of the log that was never finished, nor acknowledged.
+    pub unfinished_bytes: u64,
+    /// Its tables by kind.
+    pub tables: Vec<TableInfo>,
+    /// Its shards.
+    pub shards: Vec<ShardInfo>,
+}
+
+/// The tables of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableInfo {
+    /// rows, tasks or records.
+    pub kind: &'static str,
+    /// Sorted runs, each of which a read may have to look into.
+    pub runs: u64,
+    /// Tables.
+    pub tables: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entries that put something.
+    pub puts: u64,
+    /// Entries that delete something.
+    pub deletes: u64,
+}
+
+/// A shard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardInfo {
+    /// Its number.
+    pub shard: ShardId,
+    /// Its owner's epoch.
+    pub epoch: Epoch,
+    /// The next seq.
+    pub next_seq: u64,
+    /// Keys that its lanes remember.
+    pub keys: u64,
+    /// Tasks whose rows are set aside, because they run long.
+    pub aside: u64,
+    /// Its queues.
+    pub queues: Vec<QueueInfo>,
+}
+
+/// A queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueInfo {
+    /// Its name and counts.
+    pub record: QueueRecord,
+    /// Lanes that it has.
+    pub lanes: u64,
+    /// Keys that they remember.
+    pub keys: u64,
+}
+
+/// Looks into a store.
+pub fn info(dir: impl AsRef<Path>, progress: Progress<'_>) -> Result<Info, DirError> {
+    let dir = look(dir.as_ref())?;
+    let loaded = load(&dir)?;
+    let total = tables_of(Kind::Records, &loaded.standing.records).bytes;
+    let mut done = 0;
+    let mut shards = Vec::new();
+    for shard in loaded.shards()? {
+        let metadata = loaded.metadata(shard, &mut |bytes| {
+            done += bytes;
+            progress(done.min(total), total);
+        })?;
+        let (mut lanes, mut keys) = (BTreeMap::new(), BTreeMap::new());
+        metadata.lanes.iter().for_each(|(lane, _)| *lanes.entry(lane.queue).or_default() += 1);
+        metadata.keys.iter().for_each(|(lane, ..)| *keys.entry(lane.queue).or_default() += 1);
+        let queues = metadata.queues.iter().map(|(id, record)| QueueInfo {
+            record: record.clone(),
+            lanes: lanes.get(id).copied().unwrap_or(0),
+            keys: keys.get(id).copied().unwrap_or(0),
+        });
+        shards.push(ShardInfo {
+            shard,
+            epoch: loaded.epoch(shard)?,
+            next_seq: metadata.next_seq,
+            keys: metadata.keys.len() as u64,
+            aside: metadata.aside.len() as u64,
+            queues: queues.collect(),
+        });
+    }
+    progress(total, total);
+    let standing = &loaded.standing;
+    Ok(Info {
+        format: FORMAT,
+        bytes: bytes_of(&dir.path)?,
+        commits: loaded.replayed.last,
+        commits_in_log: loaded.replayed.last - standing.flushed,
+        log_bytes: bytes_of(&dir.log())?,
+        unfinished_bytes: loaded.replayed.unfinished,
+        tables: vec![
+            tables_of(Kind::Rows, &standing.rows),
+            tables_of(Kind::Tasks, &standing.tasks),
+            tables_of(Kind::Records, &standing.records),
+        ],
+        shards,
+    })
+}
+
+/// Reads every byte of a store and says what is wrong. An error means that the check could not be done.
+pub fn check(dir: impl AsRef<Path>, progress: Progress<'_>) -> Result<Checked, DirError> {
+    let dir = look(dir.as_ref());
+    let loaded = match dir.and_then(|dir| load(&dir)) {
+        Ok(loaded) => loaded,
+        Err(error @ (DirError::Damaged { .. } | DirError::Missing { .. })) => {
+            // Nothing else can be told of a store that cannot be opened.
+            return Ok(Checked { problems: vec![error.to_string()], ..Checked::default() });
+        }
+        Err(error) => return Err(error),
+    };
+    let mut checked = Checked::default();
+    for (_, _, bytes) in &loaded.replayed.segments {
+        checked.files += 1;
+        checked.bytes += bytes;
+    }
+    let standing = &loaded.standing;
+    let rows = tables_of(Kind::Rows, &standing.rows).bytes;
+    let tasks = tables_of(Kind::Tasks, &standing.tasks).bytes;
+    let records = tables_of(Kind::Records, &standing.records).bytes;
+    // Tables are read twice: each for itself, and all together.
+    let total = checked.bytes + 2 * (rows + tasks + records);
+    let mut done = checked.bytes;
+    let mut advance = |bytes: u64| {
+        done += bytes;
+        progress(done.min(total), total);
+    };
+    check_tables(&mut checked, &standing.rows, &mut advance)?;
+    check_tables(&mut checked, &standing.tasks, &mut advance)?;
+    check_tables(&mut checked, &standing.records, &mut advance)?;
+    if checked.problems.is_empty() {
+        for shard in loaded.shards()? {
+            check_shard(&mut checked, &loaded, shard, &mut advance)?;
+        }
+    }
+    progress(total, total);
+    Ok(checked)
+}
+
+fn look(path: &Path) -> Result<Dir, DirError> {
+    let dir = Dir::look(path)?;
+    dir.is_marked()?;
+    Ok(dir)
+}
+
+fn tables_of<K: TableKey>(kind: Kind, runs: &[Run<K>]) -> TableInfo {
+    let mut info =
+        TableInfo { kind: kind.name(), runs: runs.len() as u64, tables: 0, bytes: 0, puts: 0, deletes: 0 };
+    for part in runs.iter().flat_map(|run| &run.parts) {
+        info.tables += 1;
+        info.bytes += part.table.len;
+        info.puts += part.table.puts;
+        info.deletes += part.table.gones;
+    }
+    info
+}
+
+/// Bytes of the files in a directory and below.
+fn bytes_of(dir: &Path) -> Result<u64, DirError> {
+    let mut bytes = 0;
+    for entry in dir.read_dir().about(dir, "listing")? {
+        let entry = entry.about(dir, "listing")?;
+        let metadata = entry.metadata().about(&entry.path(), "asking for its length")?;
+        bytes += if metadata.is_dir() { bytes_of(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
+}
+
+/// Reads each table for itself: checksums, order, counts.
+fn check_tables<K: TableKey>(
+    checked: &mut Checked,
+    runs: &[Run<K>],
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), DirError> {
+    for part in runs.iter().flat_map(|run| &run.parts) {
+        checked.files += 1;
+        checked.bytes += part.table.len;
+        match check_table(&part.table) {
+            Ok(()) => {}
+            Err(error @ DirError::Damaged { .. }) => checked.problems.push(error.to_string()),
+            Err(error) => return Err(error),
+        }
+        advance(part.table.len);
+    }
+    Ok(())
+}
+
+fn check_table<K: TableKey>(table: &Arc<Table<K>>) -> Result<(), DirError> {
+    let (mut puts, mut gones, mut last) = (0, 0, None);
+    for entry in table.walk(Bound::Unbounded) {
+        let (key, slot) = entry?;
+        if last.as_ref().is_some_and(|last| *last >= key) {
+            return damaged(&table.path, 0, "its keys are not in order");
+        }
+        match slot {
+            Slot::Put(_) => puts += 1,
+            Slot::Gone => gones += 1,
+        }
+        last = Some(key);
+    }
+    if (puts, gones) != (table.puts, table.gones) || last.as_ref() != Some(&table.last) {
+        return damaged(&table.path, table.len, "its foot does not say what is in it");
+    }
+    Ok(())
+}
+
+/// What a set of (task, place) looks like, whatever its order.
+#[derive(Default, PartialEq)]
+struct Sum {
+    count: u64,
+    sum: u64,
+}
+
+impl Sum {
+    fn add(&mut self, task: TaskId, at: &RowKey) {
+        self.count += 1;
+        self.sum = self.sum.wrapping_add(checksum(task.0, at));
+    }
+}
+
+/// Whether rows, tasks and records tell the same story.
+fn check_shard(
+    checked: &mut Checked,
+    loaded: &Loaded,
+    shard: ShardId,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), DirError> {
+    let metadata = loaded.metadata(shard, advance)?;
+
+    let mut by_rows: BTreeMap<LanePrefix, Sum> = BTreeMap::new();
+    let (mut from, mut to) = ([0; 26], [0xff; 26]);
+    from[..4].copy_from_slice(&shard.0.to_be_bytes());
+    to[..4].copy_from_slice(&shard.0.to_be_bytes());
+    loaded.walk::<RowKey>(Bound::Included(from), Bound::Included(to), |key, value| {
+        advance((key.len() + value.bytes().len()) as u64);
+        if !key.is_settled(&loaded.trees.acks) {
+            checked.rows += 1;
+            let task = row(key, value)?.task;
+            by_rows.entry(layout::lane_of(key)).or_default().add(task, key);
+        }
+        Ok(())
+    })?;
+
+    let mut by_tasks: BTreeMap<LanePrefix, Sum> = BTreeMap::new();
+    let mut after = TaskId(0);
+    loop {
+        let listing = loaded.list(shard, None, after, 1_000)?;
+        for task in &listing.tasks {
+            advance(task.payload.len() as u64);
+            checked.tasks += 1;
+            if let Some(level) = task.level {
+                let lane = layout::lane_prefix(shard, task.lane);
+                by_tasks.entry(lane).or_default().add(task.id, &layout::row_key(lane, level));
+            }
+        }
+        match listing.tasks.last() {
+            Some(last) if listing.more => after = last.id,
+            _ => break,
+        }
+    }
+
+    let lanes: BTreeSet<&LanePrefix> = by_rows.keys().chain(by_tasks.keys()).collect();
+    for lane in lanes {
+        let (rows, tasks) = (by_rows.get(lane), by_tasks.get(lane));
+        if rows != tasks {
+            let count = |sum: Option<&Sum>| sum.map_or(0, |sum| sum.count);
+            let queue = u32::from_be_bytes([lane[4], lane[5], lane[6], lane[7]]);
+            checked.problems.push(format!(
+                "shard {shard}: lane {queue}/{}/{} has {} rows, and {} tasks say that they wait there, not the same",
+                lane[8],
+                lane[9],
+                count(rows),
+                count(tasks)
+            ));
+        }
+    }
+    if let Err(what) = Shard::new(Bounds::default(), loaded.epoch(shard)?, 0, metadata) {
+        checked.problems.push(format!("shard {shard}: {what}"));
+    }
+    Ok(())
+}
