@@ -161,9 +161,9 @@ pub fn check(dir: impl AsRef<Path>, progress: Progress<'_>) -> Result<Checked, D
         Err(error) => return Err(error),
     };
     let mut checked = Checked::default();
-    for (_, _, bytes) in &loaded.replayed.segments {
+    for segment in &loaded.replayed.segments {
         checked.files += 1;
-        checked.bytes += bytes;
+        checked.bytes += segment.used;
     }
     let standing = &loaded.standing;
     let rows = tables_of(Kind::Rows, &standing.rows).bytes;
@@ -265,7 +265,7 @@ struct Sum {
 impl Sum {
     fn add(&mut self, task: TaskId, at: &RowKey) {
         self.count += 1;
-        self.sum = self.sum.wrapping_add(checksum(task.0, at));
+        self.sum = self.sum.wrapping_add(checksum(task.0, at.bytes()));
     }
 }
 
@@ -279,11 +279,9 @@ fn check_shard(
     let metadata = loaded.metadata(shard, advance)?;
 
     let mut by_rows: BTreeMap<LanePrefix, Sum> = BTreeMap::new();
-    let (mut from, mut to) = ([0; 26], [0xff; 26]);
-    from[..4].copy_from_slice(&shard.0.to_be_bytes());
-    to[..4].copy_from_slice(&shard.0.to_be_bytes());
+    let (from, to) = layout::rows_of(shard);
     loaded.walk::<RowKey>(Bound::Included(from), Bound::Included(to), |key, value| {
-        advance((key.len() + value.bytes().len()) as u64);
+        advance((key.bytes().len() + value.bytes().len()) as u64);
         if !key.is_settled(&loaded.trees.acks) {
             checked.rows += 1;
             let task = row(key, value)?.task;

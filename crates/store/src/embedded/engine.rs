@@ -11,6 +11,7 @@
 //! it read may have come from a cache that the disk never saw.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,7 +25,7 @@ use tokio::sync::oneshot;
 
 use super::Options;
 use super::bytes::{Get, Value};
-use super::files::{Dir, DirError, damaged, numbered, sync_dir};
+use super::files::{About, Dir, DirError, damaged, numbered, sync_dir};
 use super::layout::{self, Batch, Kind, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::log::{self, Acked, LastAcked, Replayed, Segment};
 use super::manifest::Standing;
@@ -134,7 +135,8 @@ pub(super) fn load(dir: &Dir) -> Result<Loaded, DirError> {
             .apply(buffer, start, end)
             .map_or_else(|| damaged(path, start as u64, "a commit says what this version does not know"), Ok)
     };
-    let replayed = log::replay(&dir.path, &dir.log(), standing.segment, standing.flushed, each)?;
+    let Standing { segment, flushed, secret, .. } = standing;
+    let replayed = log::replay(&dir.path, &dir.log(), segment, flushed, secret, each)?;
     let mut loaded = Loaded { standing, trees, replayed };
     loaded.trees.acks = loaded.acks()?;
     Ok(loaded)
@@ -169,6 +171,8 @@ struct Background {
     flush: Option<Flush>,
     /// The merger should look.
     merge: bool,
+    /// The merger is looking.
+    merging: bool,
     /// Why the flusher or the merger waits.
     no_room: Option<DirError>,
 }
@@ -208,7 +212,7 @@ impl Engine {
     pub(super) fn open(path: &Path, options: Options) -> Result<Engine, DirError> {
         let dir = Dir::open(path)?;
         if !dir.is_marked()? {
-            create(&dir, &options)?;
+            begin(&dir, &options)?;
         }
         let loaded = load(&dir)?;
         let mut epochs = BTreeMap::new();
@@ -341,19 +345,33 @@ impl Drop for Guard {
     }
 }
 
-/// Makes an empty store. The mark comes last: without it the rest is made anew.
-fn create(dir: &Dir, options: &Options) -> Result<(), DirError> {
-    for folder in [dir.log(), dir.tables()] {
-        for (_, _, path) in numbered(&folder)? {
-            super::files::About::about(std::fs::remove_file(&path), &path, "removing")?;
-        }
+/// Makes an empty store, or ends what an earlier try began. The mark comes last; a directory that has lost
+/// its mark is no empty store.
+fn begin(dir: &Dir, options: &Options) -> Result<(), DirError> {
+    let lost = |what: &str| Err(DirError::Missing { file: dir.mark_path(), what: what.into() });
+    if dir.path.join("manifest").exists() {
+        return match load(dir)?.replayed.last {
+            0 => dir.mark(),
+            _ => lost("there are commits in the directory"),
+        };
     }
+    if !numbered(&dir.tables())?.is_empty() {
+        return lost("there are tables in the directory");
+    }
+    if Acked::read(&dir.path).is_ok_and(|acked| acked.frame > 0) {
+        return lost("commits were acknowledged in the directory");
+    }
+    for (_, _, path) in numbered(&dir.log())? {
+        std::fs::remove_file(&path).about(&path, "removing")?;
+    }
+    // The standard library's hashers begin with random numbers, which is all we need of one.
+    let secret = RandomState::new().hash_one(&dir.path);
     log::prepare_spare(&dir.log(), None, options.segment)?;
-    Segment::begin(&dir.log(), 1, 1)?;
+    Segment::begin(&dir.log(), 1, 1, secret)?;
     let acked = Acked::open(&dir.path)?;
     acked.say(LastAcked { frame: 0, segment: 1 })?;
     acked.sync()?;
-    Standing { segment: 1, next_table: 1, next_run: 1, ..Standing::default() }.write(dir)?;
+    Standing { segment: 1, next_table: 1, next_run: 1, secret, ..Standing::default() }.write(dir)?;
     dir.mark()
 }
 
@@ -365,12 +383,9 @@ fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing,
     let named: BTreeSet<u64> = standing.numbers().into_iter().collect();
     for (number, _, path) in numbered(&dir.tables())? {
         if !named.contains(&number) {
-            super::files::About::about(std::fs::remove_file(&path), &path, "removing")?;
+            std::fs::remove_file(&path).about(&path, "removing")?;
         }
     }
-    log::prepare_spare(&log, None, options.segment)?;
-    let number = standing.segment + replayed.segments.len() as u64;
-    let segment = Segment::begin(&log, number, replayed.last + 1)?;
     if !trees.is_empty() {
         let next_table = AtomicU64::new(standing.next_table);
         let making = Making {
@@ -385,12 +400,22 @@ fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing,
         sync_dir(&dir.tables())?;
         trees = Trees { acks: trees.acks, ..Trees::of(&standing) };
     }
+    let (mut used, first) = (replayed.segments, replayed.last + 1);
+    let segment = match used.pop_if(|last| last.is_empty()) {
+        Some(empty) => Segment::resume(&log, empty.number, first, standing.secret)?,
+        None => {
+            log::prepare_spare(&log, None, options.segment)?;
+            let number = used.last().map_or(standing.segment, |last| last.number + 1);
+            Segment::begin(&log, number, first, standing.secret)?
+        }
+    };
     standing.flushed = replayed.last;
-    standing.segment = number;
+    standing.segment = segment.number;
     standing.write(dir)?;
-    for (_, used, _) in replayed.segments {
-        log::prepare_spare(&log, Some(&used), options.segment)?;
+    for used in used {
+        log::prepare_spare(&log, Some(&used.path), options.segment)?;
     }
+    log::prepare_spare(&log, None, options.segment)?;
     Ok((standing, trees, segment))
 }
 
@@ -459,6 +484,14 @@ impl Shared {
         })
     }
 
+    /// Waits until there is nothing to flush and nothing to merge.
+    pub(super) fn rest(&self) {
+        let mut background = lock(&self.background);
+        while (background.flush.is_some() || background.merge || background.merging) && !self.is_over() {
+            background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Changes the manifest and then the runs.
     fn install(
         &self,
@@ -484,7 +517,7 @@ impl Shared {
         drop(standing);
         for (number, path) in paths {
             if !live.contains(&number) {
-                super::files::About::about(std::fs::remove_file(&path), &path, "removing")?;
+                std::fs::remove_file(&path).about(&path, "removing")?;
             }
         }
         Ok(())
@@ -577,7 +610,7 @@ impl Shared {
                 while !background.merge && !self.is_over() {
                     background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
                 }
-                background.merge = false;
+                (background.merge, background.merging) = (false, true);
             }
             loop {
                 if self.is_over() {
@@ -594,6 +627,8 @@ impl Shared {
                 }
                 self.turned.notify_all();
             }
+            lock(&self.background).merging = false;
+            self.turned.notify_all();
         }
     }
 
@@ -723,6 +758,9 @@ impl Pending {
     }
 }
 
+/// A frame and where its payload ends; None if there was nothing to write.
+type Written = Option<(Arc<Vec<u8>>, usize)>;
+
 impl Writer {
     fn run(mut self, inbox: &Receiver<Request>) {
         while let Ok(first) = inbox.recv() {
@@ -785,7 +823,11 @@ impl Writer {
                 let mut trees = self.shared.trees.write().unwrap_or_else(PoisonError::into_inner);
                 pending.into_iter().for_each(|pending| pending.answer(Ok(())));
                 let applied = trees.apply(&frame, log::FRAME_HEADER, end);
+                let mostly_gone = trees.rows.is_mostly_gone() || trees.tasks.is_mostly_gone();
                 drop(trees);
+                if mostly_gone && lock(&self.shared.background).flush.is_none() {
+                    self.flush_early();
+                }
                 if applied.is_none() {
                     let what = "a commit could not be applied; this is a bug".into();
                     self.shared.fail(StoreError::Corrupt { what });
@@ -800,8 +842,16 @@ impl Writer {
         }
     }
 
+    /// Gives the deletes to the flusher before the segment is full, so that their room comes back.
+    fn flush_early(&mut self) {
+        match self.rotate() {
+            Ok(()) | Err(StoreError::Full { .. }) => {}
+            Err(error) => self.shared.fail(error),
+        }
+    }
+
     /// Makes a frame durable. `Full` means that nothing was written; any other error that this is unknown.
-    fn append(&mut self, mut frame: Vec<u8>) -> Result<Option<(Arc<Vec<u8>>, usize)>, StoreError> {
+    fn append(&mut self, mut frame: Vec<u8>) -> Result<Written, StoreError> {
         let full = self.segment.at + frame.len() as u64 > self.shared.options.segment;
         if full && !self.segment.is_empty() {
             self.rotate()?;
@@ -840,7 +890,8 @@ impl Writer {
             }
             background = shared.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
         }
-        let next = Segment::begin(&shared.dir.log(), self.segment.number + 1, self.last + 1);
+        let (number, secret) = (self.segment.number + 1, self.segment.secret());
+        let next = Segment::begin(&shared.dir.log(), number, self.last + 1, secret);
         let next = next.map_err(|error| StoreError::Unavailable { what: error.to_string() })?;
         let used = std::mem::replace(&mut self.segment, next);
         let mut trees = shared.trees_mut();

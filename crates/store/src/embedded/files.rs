@@ -138,46 +138,55 @@ pub(super) fn damaged<T>(file: &Path, at: u64, what: impl Into<String>) -> Resul
 #[derive(Debug)]
 pub(super) struct Dir {
     pub(super) path: PathBuf,
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Dir {
+    /// Closing the file would do if no child process had inherited it between its fork and its exec.
+    fn drop(&mut self) {
+        let _ = self.lock.unlock();
+    }
 }
 
 impl Dir {
     /// Opens a store's directory, and makes an empty or missing one a store.
     pub(super) fn open(path: &Path) -> Result<Dir, DirError> {
-        std::fs::create_dir_all(path).about(path, "creating the directory")?;
+        create_dirs(path)?;
         if !path.join(MARK).try_exists().about(path, "looking for a store")? {
             // A store that was being made when its process died has no mark yet, but its own names.
             for entry in path.read_dir().about(path, "listing")? {
                 let name = entry.about(path, "listing")?.file_name();
-                let ours = ["lock", "log", "tables", "manifest", "acked", MARK_NEW, "lost+found"];
+                let ours =
+                    ["lock", "log", "tables", "manifest", "manifest.new", "acked", MARK_NEW, "lost+found"];
                 if !ours.iter().any(|own| name == *own) {
                     return Err(DirError::Foreign { dir: path.into() });
                 }
             }
         }
-        let dir = Dir { path: path.into(), _lock: lock(path, true)? };
-        for folder in [dir.log(), dir.tables()] {
-            std::fs::create_dir_all(&folder).about(&folder, "creating the directory")?;
-        }
+        let dir = Dir { path: path.into(), lock: lock(path, true)? };
+        create_dirs(&dir.log())?;
+        create_dirs(&dir.tables())?;
         Ok(dir)
     }
 
     /// Opens a store's directory to look at it: nothing in it is changed.
     pub(super) fn look(path: &Path) -> Result<Dir, DirError> {
         if !path.join(MARK).try_exists().about(path, "looking for a store")? {
-            let empty = !path.is_dir() || path.read_dir().about(path, "listing")?.next().is_none();
-            return Err(if empty {
-                DirError::Absent { dir: path.into() }
+            let dir = path.into();
+            return Err(if path.join("manifest").exists() {
+                DirError::Missing { file: path.join(MARK), what: "the rest of a store is there".into() }
+            } else if path.is_dir() && path.read_dir().about(path, "listing")?.next().is_some() {
+                DirError::Foreign { dir }
             } else {
-                DirError::Foreign { dir: path.into() }
+                DirError::Absent { dir }
             });
         }
-        Ok(Dir { path: path.into(), _lock: lock(path, false)? })
+        Ok(Dir { path: path.into(), lock: lock(path, false)? })
     }
 
     /// Whether it is a store: the mark is there, and of our format.
     pub(super) fn is_marked(&self) -> Result<bool, DirError> {
-        let file = self.path.join(MARK);
+        let file = self.mark_path();
         let text = match std::fs::read_to_string(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -202,6 +211,10 @@ impl Dir {
     /// Writes the mark: from now on it is a store.
     pub(super) fn mark(&self) -> Result<(), DirError> {
         replace(&self.path, MARK, MARK_NEW, format!("format {FORMAT}\n{MARK_TEXT}\n").as_bytes())
+    }
+
+    pub(super) fn mark_path(&self) -> PathBuf {
+        self.path.join(MARK)
     }
 
     pub(super) fn log(&self) -> PathBuf {
@@ -251,6 +264,14 @@ pub(super) fn replace(dir: &Path, name: &str, temporary: &str, bytes: &[u8]) -> 
     written.about(&new, "writing")?;
     std::fs::rename(&new, &file).about(&file, "replacing")?;
     sync_dir(dir)
+}
+
+/// Creates a directory and those above it that are missing, with durable names.
+fn create_dirs(path: &Path) -> Result<(), DirError> {
+    let absolute = std::path::absolute(path).about(path, "looking for it")?;
+    let missing: Vec<&Path> = absolute.ancestors().take_while(|dir| !dir.exists()).collect();
+    std::fs::create_dir_all(&absolute).about(path, "creating the directory")?;
+    missing.into_iter().filter_map(Path::parent).try_for_each(sync_dir)
 }
 
 /// Makes the names in a directory durable.

@@ -14,6 +14,8 @@
 //!
 //! Keys are big-endian, so that bytes sort as numbers do.
 
+use std::cmp::Ordering;
+
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
 use evenhand_core::names::{
@@ -23,13 +25,16 @@ use evenhand_core::{Change, Metadata, Row, Task};
 
 use super::bytes::{Get, Put};
 use super::log::FRAME_HEADER;
+use super::table::TableKey;
 
 /// The key of a row: shard (4), queue (4), priority, class, level (16).
-pub(super) type RowKey = [u8; 26];
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowKey([u8; 26]);
 /// The part of it that names the lane.
 pub(super) type LanePrefix = [u8; 10];
 /// The key of a task: shard (4), id (8).
-pub(super) type TaskKey = [u8; 12];
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TaskKey([u8; 12]);
 /// The key of a record: shard (4), a letter, a name.
 pub(super) type RecordKey = Box<[u8]>;
 
@@ -49,6 +54,56 @@ pub(super) const KEY: u8 = b'k';
 pub(super) const MOVED: u8 = b'm';
 /// That a task is set aside, by task.
 pub(super) const ASIDE: u8 = b'a';
+
+fn part<const N: usize>(key: &[u8], at: usize) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&key[at..at + N]);
+    part
+}
+
+// Keys are compared all the time: as numbers, which is faster than byte by byte and gives the same order.
+impl Ord for RowKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let lane = |key: &[u8; 26]| (u64::from_be_bytes(part(key, 0)), u16::from_be_bytes(part(key, 8)));
+        let level = |key: &[u8; 26]| u128::from_be_bytes(part(key, 10));
+        lane(&self.0).cmp(&lane(&other.0)).then_with(|| level(&self.0).cmp(&level(&other.0)))
+    }
+}
+
+impl PartialOrd for RowKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for TaskKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let numbers = |key: &[u8; 12]| (u32::from_be_bytes(part(key, 0)), u64::from_be_bytes(part(key, 4)));
+        numbers(&self.0).cmp(&numbers(&other.0))
+    }
+}
+
+impl PartialOrd for TaskKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+macro_rules! table_key {
+    ($key:ident) => {
+        impl TableKey for $key {
+            fn bytes(&self) -> &[u8] {
+                &self.0
+            }
+            fn from_bytes(bytes: &[u8]) -> Option<Self> {
+                bytes.try_into().ok().map($key)
+            }
+        }
+    };
+}
+
+table_key!(RowKey);
+table_key!(TaskKey);
 
 /// The kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,32 +151,34 @@ pub(super) fn row_key(prefix: LanePrefix, level: Level) -> RowKey {
     let mut key = [0; 26];
     key[..10].copy_from_slice(&prefix);
     key[10..].copy_from_slice(&level.to_bytes());
-    key
+    RowKey(key)
+}
+
+/// The first and the last key that a row of a shard can have.
+pub(super) fn rows_of(shard: ShardId) -> (RowKey, RowKey) {
+    let (mut first, mut last) = ([0; 26], [0xff; 26]);
+    first[..4].copy_from_slice(&shard.0.to_be_bytes());
+    last[..4].copy_from_slice(&shard.0.to_be_bytes());
+    (RowKey(first), RowKey(last))
 }
 
 pub(super) fn lane_of(key: &RowKey) -> LanePrefix {
-    let mut prefix = [0; 10];
-    prefix.copy_from_slice(&key[..10]);
-    prefix
+    part(&key.0, 0)
 }
 
 pub(super) fn level_of(key: &RowKey) -> Level {
-    let mut level = [0; 16];
-    level.copy_from_slice(&key[10..]);
-    Level::from_bytes(level)
+    Level::from_bytes(part(&key.0, 10))
 }
 
 pub(super) fn task_key(shard: ShardId, task: TaskId) -> TaskKey {
     let mut key = [0; 12];
     key[..4].copy_from_slice(&shard.0.to_be_bytes());
     key[4..].copy_from_slice(&task.0.to_be_bytes());
-    key
+    TaskKey(key)
 }
 
 pub(super) fn task_of(key: &TaskKey) -> TaskId {
-    let mut id = [0; 8];
-    id.copy_from_slice(&key[4..]);
-    TaskId(u64::from_be_bytes(id))
+    TaskId(u64::from_be_bytes(part(&key.0, 4)))
 }
 
 pub(super) fn shard_of(key: &[u8]) -> Option<ShardId> {
@@ -212,20 +269,20 @@ impl Batch {
                 self.accepts = true;
                 if let Some(level) = task.level {
                     put_row(value, task.id, &task.key, task.charge, task.attempt, task.max_attempts);
-                    self.put(Kind::Rows, &row_key(lane_prefix(shard, task.lane), level), value);
+                    self.put(Kind::Rows, row_key(lane_prefix(shard, task.lane), level).bytes(), value);
                     value.clear();
                 }
                 put_task(value, task);
-                self.put(Kind::Tasks, &task_key(shard, task.id), value);
+                self.put(Kind::Tasks, task_key(shard, task.id).bytes(), value);
             }
             Change::Requeued { task, lane, from, row } => {
                 let prefix = lane_prefix(shard, *lane);
                 match from {
-                    Some(from) => self.delete(Kind::Rows, &row_key(prefix, *from)),
+                    Some(from) => self.delete(Kind::Rows, row_key(prefix, *from).bytes()),
                     None => self.delete(Kind::Records, &aside_key(shard, *task)),
                 }
                 put_row(value, row.task, &row.key, row.charge, row.attempt, row.max_attempts);
-                self.put(Kind::Rows, &row_key(prefix, row.level), value);
+                self.put(Kind::Rows, row_key(prefix, row.level).bytes(), value);
                 value.clear();
                 value.put(&row.level.to_bytes());
                 value.put_short(row.attempt.into());
@@ -233,13 +290,13 @@ impl Batch {
                 self.put(Kind::Records, &moved_key(shard, *task), value);
             }
             Change::SetAside { task, lane, level } => {
-                self.delete(Kind::Rows, &row_key(lane_prefix(shard, *lane), *level));
+                self.delete(Kind::Rows, row_key(lane_prefix(shard, *lane), *level).bytes());
                 self.put(Kind::Records, &aside_key(shard, *task), &[]);
             }
             Change::Finished { task, lane, level, outcome: _ } => {
-                self.delete(Kind::Tasks, &task_key(shard, *task));
+                self.delete(Kind::Tasks, task_key(shard, *task).bytes());
                 if let Some(level) = level {
-                    self.delete(Kind::Rows, &row_key(lane_prefix(shard, *lane), *level));
+                    self.delete(Kind::Rows, row_key(lane_prefix(shard, *lane), *level).bytes());
                 } else {
                     self.delete(Kind::Records, &aside_key(shard, *task));
                 }

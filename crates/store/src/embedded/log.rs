@@ -3,8 +3,8 @@
 //! no new file size to write, which makes it about twice as fast.
 //!
 //! A frame is the unit that is written, synced and acknowledged at once. It has a number, one more than
-//! the last, and a checksum that begins with its segment's number, so that an old frame in a used file is
-//! never taken for a new one. Whoever reads the log can thus tell its end from damage:
+//! the last, and a checksum that begins with the store's secret and its segment's number, so that neither
+//! an old frame in a used file nor a payload that looks like a frame is ever taken for one. Whoever reads the log can thus tell its end from damage:
 //! - A frame that is not whole, with nothing valid after it, was being written when the process or the
 //!   machine died. It was never acknowledged, and is dropped.
 //! - A frame that is not whole, with a valid frame after it, was whole once: the next one is only written
@@ -36,6 +36,7 @@ const ACKED_SEED: u64 = 2;
 pub(super) struct Segment {
     pub(super) path: PathBuf,
     pub(super) number: u64,
+    secret: u64,
     file: File,
     /// Where the next frame goes.
     pub(super) at: u64,
@@ -93,9 +94,18 @@ pub(super) fn prepare_spare(dir: &Path, used: Option<&Path>, size: u64) -> Resul
 
 impl Segment {
     /// Begins a segment in the spare file. `first` is the number of its first frame.
-    pub(super) fn begin(dir: &Path, number: u64, first: u64) -> Result<Segment, DirError> {
-        let (spare, path) = (spare_path(dir), segment_path(dir, number));
-        let file = OpenOptions::new().write(true).open(&spare).about(&spare, "opening")?;
+    pub(super) fn begin(dir: &Path, number: u64, first: u64, secret: u64) -> Result<Segment, DirError> {
+        Segment::begin_in(&spare_path(dir), dir, number, first, secret)
+    }
+
+    /// Begins a segment anew that holds no frame.
+    pub(super) fn resume(dir: &Path, number: u64, first: u64, secret: u64) -> Result<Segment, DirError> {
+        Segment::begin_in(&segment_path(dir, number), dir, number, first, secret)
+    }
+
+    fn begin_in(spare: &Path, dir: &Path, number: u64, first: u64, secret: u64) -> Result<Segment, DirError> {
+        let path = segment_path(dir, number);
+        let file = OpenOptions::new().write(true).open(spare).about(spare, "opening")?;
         let mut head = Vec::with_capacity(SEGMENT_HEADER as usize);
         head.put(MAGIC);
         head.put_u64(number);
@@ -105,14 +115,20 @@ impl Segment {
         // Whatever frame was here must not follow the new head.
         head.resize(head.len() + FRAME_HEADER, 0);
         let written = file.write_all_at(&head, 0).and_then(|()| file.sync_data());
-        written.about(&spare, "writing its head")?;
-        std::fs::rename(&spare, &path).about(&path, "renaming")?;
-        sync_dir(dir)?;
-        Ok(Segment { path, number, file, at: SEGMENT_HEADER })
+        written.about(spare, "writing its head")?;
+        if path != spare {
+            std::fs::rename(spare, &path).about(&path, "renaming")?;
+            sync_dir(dir)?;
+        }
+        Ok(Segment { path, number, secret, file, at: SEGMENT_HEADER })
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.at == SEGMENT_HEADER
+    }
+
+    pub(super) fn secret(&self) -> u64 {
+        self.secret
     }
 
     /// Writes a frame and syncs it. The buffer begins with room for the head.
@@ -120,7 +136,7 @@ impl Segment {
         let payload = (frame.len() - FRAME_HEADER) as u32;
         frame[8..12].copy_from_slice(&payload.to_le_bytes());
         frame[16..24].copy_from_slice(&number.to_le_bytes());
-        let sum = checksum(self.number, &frame[8..]);
+        let sum = checksum(seed(self.secret, self.number), &frame[8..]);
         frame[..8].copy_from_slice(&sum.to_le_bytes());
         frame.resize(frame.len().next_multiple_of(ALIGN as usize), 0);
         let written = self.file.write_all_at(frame, self.at).and_then(|()| self.file.sync_data());
@@ -128,6 +144,11 @@ impl Segment {
         self.at += frame.len() as u64;
         Ok(())
     }
+}
+
+/// Where the checksums of a segment's frames begin.
+fn seed(secret: u64, segment: u64) -> u64 {
+    secret.wrapping_add(segment)
 }
 
 /// The file that names the last frame acknowledged.
@@ -185,13 +206,28 @@ impl Acked {
     }
 }
 
+/// A segment that was read.
+#[derive(Debug)]
+pub(super) struct ReadSegment {
+    pub(super) number: u64,
+    pub(super) path: PathBuf,
+    /// Bytes of it that are used.
+    pub(super) used: u64,
+}
+
+impl ReadSegment {
+    pub(super) fn is_empty(&self) -> bool {
+        self.used == SEGMENT_HEADER
+    }
+}
+
 /// What a log holds.
 #[derive(Debug)]
 pub(super) struct Replayed {
     /// The number of the last whole frame; one less than the first if there is none.
     pub(super) last: u64,
-    /// The segments read, with the bytes used in each.
-    pub(super) segments: Vec<(u64, PathBuf, u64)>,
+    /// The segments read.
+    pub(super) segments: Vec<ReadSegment>,
     /// Bytes of an unfinished frame at the end, which was never acknowledged.
     pub(super) unfinished: u64,
 }
@@ -203,6 +239,7 @@ pub(super) fn replay(
     log: &Path,
     from: u64,
     above: u64,
+    secret: u64,
     mut each: impl FnMut(&Path, &Arc<Vec<u8>>, usize, usize) -> Result<(), DirError>,
 ) -> Result<Replayed, DirError> {
     let acked = Acked::read(dir)?;
@@ -231,7 +268,7 @@ pub(super) fn replay(
         let mut at = SEGMENT_HEADER as usize;
         let mut frame = first;
         let problem = loop {
-            match frame_at(&bytes, at, number, frame) {
+            match frame_at(&bytes, at, seed(secret, number), frame) {
                 Ok(end) => {
                     if frame > above {
                         each(&path, &bytes, at + FRAME_HEADER, end)?;
@@ -243,7 +280,7 @@ pub(super) fn replay(
                 Err(what) => break what,
             }
         };
-        if let Some(later) = later_frame(&bytes, at, number, frame) {
+        if let Some(later) = later_frame(&bytes, at, seed(secret, number), frame) {
             let what = format!(
                 "commit {frame} cannot be read ({problem}), but there is one after it at byte {later}"
             );
@@ -252,20 +289,20 @@ pub(super) fn replay(
         replayed.unfinished = unfinished(&bytes, at, frame);
         next = Some(frame);
         ended = Some((path.clone(), at as u64, format!("commit {frame} cannot be read ({problem})")));
-        replayed.segments.push((number, path, at as u64));
+        replayed.segments.push(ReadSegment { number, path, used: at as u64 });
     }
-    let Some((_, last_path, last_at)) = replayed.segments.last() else {
+    let Some(last) = replayed.segments.last() else {
         let what = "the manifest says that the log begins there".into();
         return Err(DirError::Missing { file: segment_path(log, from), what });
     };
-    if acked.segment > from + replayed.segments.len() as u64 - 1 {
+    if acked.segment > last.number {
         let what = format!("commit {} was acknowledged, and it is there", acked.frame);
         return Err(DirError::Missing { file: segment_path(log, acked.segment), what });
     }
     let found = next.map_or(above, |next| next - 1).max(above);
     if acked.frame > found {
         let what = format!("the log ends with commit {found}, but commit {} was acknowledged", acked.frame);
-        return damaged(last_path, *last_at, what);
+        return damaged(&last.path, last.used, what);
     }
     Ok(replayed)
 }
@@ -287,7 +324,7 @@ fn segment_head(bytes: &[u8], number: u64) -> Result<u64, String> {
 }
 
 /// Checks the frame at a place: where its payload ends, or what is wrong.
-fn frame_at(bytes: &[u8], at: usize, segment: u64, number: u64) -> Result<usize, String> {
+fn frame_at(bytes: &[u8], at: usize, seed: u64, number: u64) -> Result<usize, String> {
     let get = &mut Get::from(bytes, at);
     let (Some(sum), Some(len), Some(_), Some(own)) = (get.u64(), get.u32(), get.u32(), get.u64()) else {
         return Err("the file ends".into());
@@ -298,19 +335,19 @@ fn frame_at(bytes: &[u8], at: usize, segment: u64, number: u64) -> Result<usize,
     let end = at + FRAME_HEADER + len as usize;
     match bytes.get(at + 8..end) {
         None => Err("the file ends within it".into()),
-        Some(summed) if checksum(segment, summed) != sum => Err("its checksum is wrong".into()),
+        Some(summed) if checksum(seed, summed) != sum => Err("its checksum is wrong".into()),
         Some(_) => Ok(end),
     }
 }
 
 /// A valid frame after a place where none is: proof that what should be there was whole once.
-fn later_frame(bytes: &[u8], from: usize, segment: u64, after: u64) -> Option<usize> {
+fn later_frame(bytes: &[u8], from: usize, seed: u64, after: u64) -> Option<usize> {
     let mut at = from.next_multiple_of(ALIGN as usize);
     while at + FRAME_HEADER <= bytes.len() {
         let own = Get::from(bytes, at + 16).u64()?;
         // Not further away than frames fit into what is left.
         let possible = own > after && own - after <= (bytes.len() - from) as u64 / FRAME_HEADER as u64;
-        if possible && frame_at(bytes, at, segment, own).is_ok() {
+        if possible && frame_at(bytes, at, seed, own).is_ok() {
             return Some(at);
         }
         at += ALIGN as usize;

@@ -26,6 +26,8 @@ pub(super) struct Standing {
     pub(super) next_table: u64,
     /// The id of the next run.
     pub(super) next_run: u64,
+    /// A number that no caller knows: where the checksums of the log begin.
+    pub(super) secret: u64,
     pub(super) rows: Vec<Run<RowKey>>,
     pub(super) tasks: Vec<Run<TaskKey>>,
     pub(super) records: Vec<Run<RecordKey>>,
@@ -39,7 +41,7 @@ impl Standing {
     pub(super) fn write(&self, dir: &Dir) -> Result<(), DirError> {
         let mut bytes = Vec::with_capacity(4096);
         bytes.put(MAGIC);
-        for number in [self.flushed, self.segment, self.next_table, self.next_run] {
+        for number in [self.flushed, self.segment, self.next_table, self.next_run, self.secret] {
             bytes.put_u64(number);
         }
         put_runs(&mut bytes, &self.rows);
@@ -62,8 +64,8 @@ impl Standing {
             return damaged(&path, 0, "its checksum is wrong");
         }
         let get = &mut Get::new(summed);
-        let (Some(magic), Some(flushed), Some(segment), Some(next_table), Some(next_run)) =
-            (get.take(8), get.u64(), get.u64(), get.u64(), get.u64())
+        let (Some(magic), Some(flushed), Some(segment), Some(next_table), Some(next_run), Some(secret)) =
+            (get.take(8), get.u64(), get.u64(), get.u64(), get.u64(), get.u64())
         else {
             return damaged(&path, 0, "it is too short");
         };
@@ -76,6 +78,7 @@ impl Standing {
             segment,
             next_table,
             next_run,
+            secret,
             rows: get_runs(get, &path, &tables, Kind::Rows)?,
             tasks: get_runs(get, &path, &tables, Kind::Tasks)?,
             records: get_runs(get, &path, &tables, Kind::Records)?,

@@ -87,6 +87,18 @@ impl Embedded {
         &self.inner.dir
     }
 
+    /// Waits until the work behind the commits is done: nothing to flush, nothing to merge. For those who
+    /// measure; nobody else has to wait.
+    pub async fn rest(&self) -> Result<(), StoreError> {
+        self.ask(|engine| {
+            engine.read(|shared| {
+                shared.rest();
+                Ok(())
+            })
+        })
+        .await
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

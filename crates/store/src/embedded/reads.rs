@@ -40,7 +40,7 @@ pub(super) trait Reads {
         to: Bound<K>,
         limit: usize,
     ) -> Result<Vec<(K, Value)>, DirError> {
-        Ok(self.with(|trees| K::tree(trees).view(from, to, limit)).rows()?)
+        self.with(|trees| K::tree(trees).view(from, to, limit)).rows()
     }
 
     /// All rows in a range of keys, piece by piece.

@@ -23,15 +23,6 @@ pub(super) trait TableKey: Ord + Clone + Send + Sync + std::fmt::Debug + 'static
     fn from_bytes(bytes: &[u8]) -> Option<Self>;
 }
 
-impl<const N: usize> TableKey for [u8; N] {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        bytes.try_into().ok()
-    }
-}
-
 impl TableKey for Box<[u8]> {
     fn bytes(&self) -> &[u8] {
         self

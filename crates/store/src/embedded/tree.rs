@@ -8,6 +8,7 @@
 //! their puts wherever they meet; what is at or below a lane's ack level is left out of every merge.
 
 use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Bound;
 use std::path::Path;
@@ -20,7 +21,7 @@ use super::table::{Cursor, Slot, TABLE, Table, TableKey, Writer};
 
 /// Runs of one size that are merged into one of the next.
 pub(super) const FAN: usize = 8;
-/// Deletes below which giving their room back is not worth a merge.
+/// Deletes below which giving their room back is not worth the work.
 const FEW_GONES: u64 = 10_000;
 
 /// Entries in memory.
@@ -92,6 +93,8 @@ pub(super) struct Tree<K> {
     pub(super) kind: Kind,
     /// What came since the last flush began.
     pub(super) active: Memory<K>,
+    /// Deletes among it.
+    gones: u64,
     /// What is being flushed.
     pub(super) sealed: Option<Arc<Memory<K>>>,
     /// The newest first.
@@ -110,7 +113,7 @@ pub(super) struct View<K> {
 
 impl<K: TableKey> Tree<K> {
     pub(super) fn new(kind: Kind, runs: Vec<Run<K>>) -> Tree<K> {
-        Tree { kind, active: BTreeMap::new(), sealed: None, runs: Arc::new(runs) }
+        Tree { kind, active: BTreeMap::new(), gones: 0, sealed: None, runs: Arc::new(runs) }
     }
 
     pub(super) fn put(&mut self, key: K, value: Value) {
@@ -118,17 +121,30 @@ impl<K: TableKey> Tree<K> {
     }
 
     pub(super) fn delete(&mut self, key: K) {
-        if self.kind.once() {
-            // Its only put is here, or further down.
-            if let Some(Slot::Put(_)) = self.active.remove(&key) {
-                return;
+        match self.active.entry(key) {
+            // Its only put is here, so nothing of it is further down.
+            Entry::Occupied(entry) if self.kind.once() && matches!(entry.get(), Slot::Put(_)) => {
+                entry.remove();
+            }
+            Entry::Occupied(mut entry) => drop(entry.insert(Slot::Gone)),
+            Entry::Vacant(entry) => {
+                self.gones += 1;
+                entry.insert(Slot::Gone);
             }
         }
-        self.active.insert(key, Slot::Gone);
+    }
+
+    /// Whether its deletes should reach the tables soon, because they would free about as much as is there.
+    pub(super) fn is_mostly_gone(&self) -> bool {
+        self.kind.once() && self.gones >= FEW_GONES && {
+            let puts: u64 = self.runs.iter().flat_map(|run| &run.parts).map(|part| part.table.puts).sum();
+            self.gones * 2 >= puts
+        }
     }
 
     pub(super) fn seal(&mut self) -> Arc<Memory<K>> {
         let sealed = Arc::new(std::mem::take(&mut self.active));
+        self.gones = 0;
         self.sealed = Some(sealed.clone());
         sealed
     }
@@ -497,7 +513,7 @@ pub(super) fn merge<K: TableKey>(
             }
             let wanted = match slot {
                 Slot::Put(_) => keep(&key),
-                Slot::Gone => !bottom && !(kind.once() && older_put),
+                Slot::Gone => !(bottom || kind.once() && older_put),
             };
             if !wanted {
                 continue;
