@@ -4,4 +4,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod conforms;
+mod damage;
+mod disks;
+mod formats;
+mod killed;
+mod model;
+mod plan;
+mod space;
 mod support;
+mod synced;

@@ -1,0 +1,304 @@
+//! Random work of owners, done to the embedded store and to the store in memory alike: whatever is asked
+//! of the two, the answers are the same. Logs are tiny, so that tables are made and merged all the time,
+//! and the embedded store is closed and opened again now and then.
+
+use std::collections::BTreeMap;
+
+use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::life::Outcome;
+use evenhand_core::names::{
+    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+};
+use evenhand_core::{Change, Row, Task};
+use evenhand_store::embedded::Options;
+use evenhand_store::{Embedded, Memory, Store, ready};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{Dice, read_all, small};
+
+const SHARDS: [ShardId; 2] = [ShardId(0), ShardId(256)];
+const LANES: [LaneId; 4] = [lane(0, 5, 0), lane(0, 5, 1), lane(1, 0, 0), lane(256, 9, 255)];
+
+const fn lane(queue: u32, priority: u8, class: u8) -> LaneId {
+    LaneId { queue: QueueId(queue), priority: Priority(priority), class: Class(class) }
+}
+
+/// How a sequence goes.
+#[derive(Clone, Copy)]
+struct Course {
+    segment: u64,
+    commits: u64,
+    /// Changes in a commit, at most.
+    batch: u64,
+    /// One in so many commits is followed by a comparison, and one in so many of those by opening again.
+    compare: u64,
+    reopen: u64,
+    /// Tasks of a shard at which it stops to accept more than it finishes, until few are left.
+    many: usize,
+}
+
+/// What an owner knows, as far as the rules for it ask.
+#[derive(Default)]
+struct Owned {
+    epoch: Epoch,
+    next: u64,
+    tasks: BTreeMap<TaskId, Task>,
+    acks: BTreeMap<LaneId, Level>,
+    falling: bool,
+}
+
+struct World {
+    dice: Dice,
+    course: Course,
+    runtime: Runtime,
+    dir: TempDir,
+    /// None while it is opened again.
+    disk: Option<Embedded>,
+    memory: Memory,
+    owned: [Owned; 2],
+}
+
+fn key(n: u64) -> Key {
+    // One is the beginning of another, and one is long.
+    let texts = ["a", "ab", "b", "a long name of somebody who pays for tasks", "z"];
+    Key::new(texts[n as usize % texts.len()]).unwrap()
+}
+
+impl Owned {
+    /// A place that nobody has had, above the lane's ack level and among its rows.
+    fn place(&mut self, dice: &mut Dice, lane: LaneId) -> Level {
+        self.next += 1;
+        let ack = self.acks.get(&lane).copied().unwrap_or(Level::ZERO);
+        let pass = ack.pass().time().to_bits() + u128::from(dice.below(500)) * VTime::TICK.to_bits();
+        let level = Level::new(VTime::from_bits(pass).pass(), self.next);
+        assert!(level > ack);
+        level
+    }
+
+    /// Something that may happen now, and what becomes of it.
+    fn change(&mut self, dice: &mut Dice, many: usize) -> Change {
+        let lane = LANES[dice.below(4) as usize];
+        let time = |dice: &mut Dice| VTime::from_bits(u128::from(dice.below(1 << 40)) << 50);
+        self.falling = self.tasks.len() >= if self.falling { many / 8 } else { many };
+        match dice.below(20) {
+            0..8 if !self.falling => self.accept(dice, lane),
+            8..11 => self.requeue(dice),
+            11 => self.set_aside(dice),
+            12..15 if !self.falling => self.accept(dice, lane),
+            0..17 => self.finish(dice),
+            17 => self.ack(dice, lane),
+            18 => {
+                let (finish, due) = (time(dice), time(dice));
+                let (rows, weight) = (dice.below(9) as u32, Weight::MAX);
+                let record = KeyRecord { finish, due, rows, chained: 0, weight };
+                Change::Key { lane, key: key(dice.below(9)), record: (!dice.one_in(3)).then_some(record) }
+            }
+            _ if dice.one_in(2) => {
+                let weight = Weight::from_thousandths(1 + dice.below(999) as u32);
+                let weight = weight.filter(|_| !dice.one_in(3));
+                Change::Override { queue: lane.queue, key: key(dice.below(9)), weight }
+            }
+            _ => {
+                let totals = Totals { accepted: dice.below(99), ..Totals::default() };
+                let name = QueueName::new(["mail", "render"][dice.below(2) as usize]).unwrap();
+                Change::Queue { queue: lane.queue, record: QueueRecord { name, totals } }
+            }
+        }
+    }
+
+    fn accept(&mut self, dice: &mut Dice, lane: LaneId) -> Change {
+        let level = self.place(dice, lane);
+        let task = Task {
+            id: TaskId(level.seq()),
+            lane,
+            level: Some(level),
+            key: key(dice.below(9)),
+            charge: Charge { cost: Cost::new(1 + dice.below(5_000) as u32).unwrap(), weight: Weight::ONE },
+            attempt: 1,
+            max_attempts: 1 + dice.below(300) as u16,
+            accepted: Millis(dice.below(1 << 50)),
+            payload: vec![level.seq() as u8; dice.below(150) as usize].into(),
+        };
+        self.tasks.insert(task.id, task.clone());
+        Change::Accepted(task)
+    }
+
+    fn some_task(&self, dice: &mut Dice) -> Option<Task> {
+        let from = TaskId(dice.below(self.next + 1));
+        let found = self.tasks.range(from..).next().or_else(|| self.tasks.first_key_value());
+        found.map(|(_, task)| task.clone())
+    }
+
+    fn requeue(&mut self, dice: &mut Dice) -> Change {
+        let Some(task) = self.some_task(dice) else { return self.accept(dice, LANES[0]) };
+        let charge = Charge { cost: Cost::MAX, weight: Weight::MIN };
+        let level = Some(self.place(dice, task.lane));
+        let moved = Task { level, attempt: task.attempt.saturating_add(1), charge, ..task.clone() };
+        let row: Row = moved.row().unwrap();
+        self.tasks.insert(task.id, moved);
+        Change::Requeued { task: task.id, lane: task.lane, from: task.level, row }
+    }
+
+    fn set_aside(&mut self, dice: &mut Dice) -> Change {
+        let Some(Task { id, lane, level: Some(level), .. }) = self.some_task(dice) else {
+            return self.finish(dice);
+        };
+        self.tasks.get_mut(&id).unwrap().level = None;
+        Change::SetAside { task: id, lane, level }
+    }
+
+    fn finish(&mut self, dice: &mut Dice) -> Change {
+        let Some(task) = self.some_task(dice) else { return self.accept(dice, LANES[1]) };
+        self.tasks.remove(&task.id);
+        let outcome = if dice.one_in(2) { Outcome::Succeeded } else { Outcome::Failed };
+        Change::Finished { task: task.id, lane: task.lane, level: task.level, outcome }
+    }
+
+    /// Raises a lane's ack level, as far as its rows allow.
+    fn ack(&mut self, dice: &mut Dice, lane: LaneId) -> Change {
+        let rows = self.tasks.values().filter(|task| task.lane == lane).filter_map(|task| task.level);
+        let last = self.acks.get(&lane).copied().unwrap_or(Level::ZERO);
+        let ack = match rows.min() {
+            Some(first) => Level::from_bytes((u128::from_be_bytes(first.to_bytes()) - 1).to_be_bytes()),
+            None => last,
+        };
+        assert!(ack >= last, "no row is at or below the ack level");
+        let ack = if dice.one_in(3) { last } else { ack };
+        self.acks.insert(lane, ack);
+        Change::Lane {
+            lane,
+            record: LaneRecord { ack, max: ack, vtime: ack.pass().time(), turn: VTime::ZERO },
+        }
+    }
+}
+
+impl World {
+    fn new(seed: u64, course: Course) -> World {
+        // In memory if there is such a place: syncs only take time here.
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let mut world = World {
+            dice: Dice(seed),
+            course,
+            runtime: Builder::new_current_thread().build().unwrap(),
+            disk: Some(Embedded::open(dir.path(), small(course.segment)).unwrap()),
+            dir,
+            memory: Memory::default(),
+            owned: Default::default(),
+        };
+        (0..2).for_each(|n| world.compare(n));
+        world
+    }
+
+    fn disk(&self) -> &Embedded {
+        self.disk.as_ref().unwrap()
+    }
+
+    fn commit(&mut self) {
+        let n = self.dice.below(2) as usize;
+        let owned = &mut self.owned[n];
+        let mut changes = Vec::new();
+        for _ in 0..self.dice.below(self.course.batch + 1) {
+            changes.push(owned.change(&mut self.dice, self.course.many));
+        }
+        changes.push(Change::Seq { next: owned.next + 1 });
+        let (shard, epoch) = (SHARDS[n], owned.epoch);
+        if self.dice.one_in(20) {
+            // Whoever owned it before changes nothing.
+            let before = Epoch(epoch.0 - 1);
+            let expected = ready(self.memory.commit(shard, before, changes.clone()));
+            let answer = self.runtime.block_on(self.disk().commit(shard, before, changes.clone()));
+            assert_eq!(answer, expected);
+            assert!(answer.is_err());
+        }
+        ready(self.memory.commit(shard, epoch, changes.clone())).unwrap();
+        self.runtime.block_on(self.disk().commit(shard, epoch, changes)).unwrap();
+    }
+
+    /// Takes a shard in both and reads all of it, and asks some questions beside.
+    fn compare(&mut self, n: usize) {
+        let (shard, limit) = (SHARDS[n], 1 + self.dice.below(60 + self.course.many as u64 / 10) as usize);
+        let (epoch, expected) = ready(read_all(&self.memory, shard, &LANES, limit)).unwrap();
+        let disk = self.disk.as_ref().unwrap();
+        let (found_epoch, found) = self.runtime.block_on(read_all(disk, shard, &LANES, limit)).unwrap();
+        assert_eq!(found_epoch, epoch);
+        assert_eq!(found, expected);
+        found.check();
+        self.owned[n].epoch = epoch;
+
+        for _ in 0..5 {
+            let task = TaskId(self.dice.below(self.owned[n].next + 2));
+            let expected = ready(self.memory.read_task(shard, task)).unwrap();
+            assert_eq!(self.runtime.block_on(disk.read_task(shard, task)).unwrap(), expected);
+
+            let lane = LANES[self.dice.below(4) as usize];
+            let of_queue = self.dice.one_in(2).then_some(lane.queue);
+            let expected = ready(self.memory.list_tasks(shard, of_queue, task, limit)).unwrap();
+            let found = self.runtime.block_on(disk.list_tasks(shard, of_queue, task, limit)).unwrap();
+            assert_eq!(found, expected);
+
+            let above = self.owned[n].some_task(&mut self.dice).and_then(|task| task.level);
+            let above = above.unwrap_or(Level::ZERO);
+            let expected = ready(self.memory.read_lane(shard, lane, above, limit)).unwrap();
+            let found = self.runtime.block_on(disk.read_lane(shard, lane, above, limit)).unwrap();
+            assert_eq!((found.rows, found.end), (expected.rows, expected.end));
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..self.course.commits {
+            self.commit();
+            if self.dice.one_in(self.course.compare) {
+                if self.dice.one_in(self.course.reopen) {
+                    self.disk = None;
+                    let segment = self.course.segment;
+                    self.disk = Some(Embedded::open(self.dir.path(), Options { segment, floor: 0 }).unwrap());
+                }
+                (0..2).for_each(|n| self.compare(n));
+            }
+        }
+        (0..2).for_each(|n| self.compare(n));
+    }
+}
+
+/// Says which seed it was if the test fails while this lives.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("it was seed {}", self.0);
+        }
+    }
+}
+
+#[test]
+fn short_work_leaves_the_same_on_disk_as_in_memory() {
+    for seed in 0..250 {
+        let said = Seed(seed);
+        let mut dice = Dice(seed);
+        let course = Course {
+            segment: 2048 << dice.below(3),
+            commits: 20 + dice.below(60),
+            batch: 1 + dice.below(12),
+            compare: 3 + dice.below(20),
+            reopen: 1 + dice.below(4),
+            many: 5 << dice.below(6),
+        };
+        World::new(seed, course).run();
+        drop(said);
+    }
+}
+
+/// So long that what was deleted is merged away, which only pays when it is much.
+#[test]
+fn long_work_leaves_the_same_on_disk_as_in_memory() {
+    for seed in 1_000..1_002 {
+        let said = Seed(seed);
+        let course =
+            Course { segment: 32 * 1024, commits: 1_000, batch: 150, compare: 80, reopen: 4, many: 8_000 };
+        World::new(seed, course).run();
+        drop(said);
+    }
+}

@@ -1,0 +1,88 @@
+//! Room is given back: what went through the store leaves nothing behind but the log's own files.
+
+use evenhand_core::Change;
+use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::change::LaneRecord;
+use evenhand_core::life::Outcome;
+use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
+use evenhand_store::embedded;
+use evenhand_store::{Embedded, Store};
+
+use crate::support::{block_on, small};
+
+const SHARD: ShardId = ShardId(0);
+const LANE: LaneId = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
+const BATCH: u64 = 500;
+
+fn level(id: u64) -> Level {
+    // Ten tenants in turn: levels come out of order.
+    Level::new(VTime::from_bits(u128::from((id % 10) * 1_000 + id / 10) << 70).pass(), id)
+}
+
+fn accepted(id: u64) -> Change {
+    Change::Accepted(evenhand_core::Task {
+        id: TaskId(id),
+        lane: LANE,
+        level: Some(level(id)),
+        key: Key::shared(),
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+        attempt: 1,
+        max_attempts: 1,
+        accepted: Millis(0),
+        payload: vec![id as u8; 200].into(),
+    })
+}
+
+/// So many tasks come, and when all are there they go, in the order of their levels.
+async fn pass_through(store: &Embedded, first: u64, tasks: u64) {
+    let epoch = store.take(SHARD).await.unwrap().epoch;
+    let ids: Vec<u64> = (first..first + tasks).collect();
+    for ids in ids.chunks(BATCH as usize) {
+        store.commit(SHARD, epoch, ids.iter().map(|id| accepted(*id)).collect()).await.unwrap();
+    }
+    let mut above = Level::ZERO;
+    loop {
+        let page = store.read_lane(SHARD, LANE, above, BATCH as usize).await.unwrap();
+        let Some(last) = page.rows.last() else { return };
+        above = last.level;
+        let mut changes: Vec<Change> = page
+            .rows
+            .iter()
+            .map(|row| Change::Finished {
+                task: row.task,
+                lane: LANE,
+                level: Some(row.level),
+                outcome: Outcome::Succeeded,
+            })
+            .collect();
+        changes.push(Change::Lane {
+            lane: LANE,
+            record: LaneRecord { ack: above, max: above, ..Default::default() },
+        });
+        store.commit(SHARD, epoch, changes).await.unwrap();
+    }
+}
+
+fn tables(dir: &std::path::Path) -> u64 {
+    let info = embedded::info(dir, &mut |_, _| {}).unwrap();
+    info.tables
+        .iter()
+        .filter(|tables| tables.kind != "records")
+        .map(|tables| tables.puts + tables.deletes)
+        .sum()
+}
+
+#[test]
+fn what_went_through_leaves_next_to_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..3 {
+        let store = Embedded::open(dir.path(), small(1 << 20)).unwrap();
+        block_on(pass_through(&store, 1 + round * 1_000_000, 60_000));
+        block_on(store.rest()).unwrap();
+        drop(store);
+        let left = tables(dir.path());
+        // Fewer than 10,000 deletes are not worth the work, neither of rows nor of tasks; each may have
+        // its put in a table still.
+        assert!(left < 40_000, "round {round} of 60,000 tasks leaves {left} entries");
+    }
+}
