@@ -1,5 +1,7 @@
 //! What can be asked of the program on the command line.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 
 use evenhand_core::bounds;
@@ -15,6 +17,8 @@ Examples:
   evenhand-bench memory                           bytes per task and per waiting key
   evenhand-bench window --json                    with reads, one JSON object per line
   evenhand-bench growth > growth.txt              progress still goes to the terminal
+  evenhand-bench store                            the embedded store, up to 10 million tasks (some minutes)
+  evenhand-bench store --standing 0 --batches 1000 --tasks 300000    a quick look at it
 
 Build it alone and optimized, or the numbers mean nothing:
   cargo run --release -p evenhand-bench -- core";
@@ -46,6 +50,12 @@ pub(crate) enum Command {
     Window(EffortArgs),
     /// How the cost of a cycle grows with ten times the workers, queues and backlog.
     Growth(EffortArgs),
+    /// The embedded store on a real disk: speed beside a raw file, latencies, room, opening it again.
+    #[command(after_help = EXAMPLES)]
+    Store(StoreArgs),
+    /// Opens a store and prints what that took (what `store` runs in processes of their own).
+    #[command(hide = true)]
+    StoreOpen(StoreOpenArgs),
     /// Prints the resident memory of one shard (what `memory` runs in processes of their own).
     #[command(hide = true)]
     Resident(ResidentArgs),
@@ -132,6 +142,74 @@ pub(crate) struct ResidentArgs {
     pub(crate) cycles: u64,
 }
 
+/// What `store` measures.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StoreArgs {
+    /// Numbers of tasks that stand, one part of the table for each.
+    #[arg(long, value_name = "T,T,..", value_delimiter = ',', default_values_t = [0, 1_000_000, 10_000_000],
+        value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    pub(crate) standing: Vec<u64>,
+    /// Tasks in one commit, one row for each.
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 10, 100, 1_000],
+        value_parser = clap::value_parser!(u64).range(1..=5_000))]
+    pub(crate) batches: Vec<u64>,
+    /// Tasks of a row.
+    #[arg(long, value_name = "T", default_value_t = 1_000_000,
+        value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    pub(crate) tasks: u64,
+    /// Commits of a row, at most.
+    #[arg(long, value_name = "N", default_value_t = 5_000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) commits: u64,
+    /// Slices of a row, in which the store and the raw files take turns.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// Keys.
+    #[arg(long, value_name = "K", default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) keys: u64,
+    /// Bytes of a task's payload.
+    #[arg(long, value_name = "N", default_value_t = 200,
+        value_parser = clap::value_parser!(u64).range(0..=1_000))]
+    pub(crate) payload: u64,
+    /// Where to make the store, on a real disk. What is made is removed again.
+    #[arg(long, value_name = "DIR", default_value = "target/bench-store")]
+    pub(crate) dir: PathBuf,
+}
+
+impl StoreArgs {
+    /// What runs where all benchmarks run: without the ten million, which take some minutes alone.
+    pub(crate) fn short() -> StoreArgs {
+        StoreArgs {
+            standing: vec![0, 1_000_000],
+            batches: vec![1, 10, 100, 1_000],
+            tasks: 500_000,
+            commits: 2_000,
+            rounds: 3,
+            keys: 1_000,
+            payload: 200,
+            dir: "target/bench-store".into(),
+        }
+    }
+}
+
+/// The store to open.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StoreOpenArgs {
+    /// Where it is.
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// Its keys.
+    #[arg(long)]
+    pub(crate) keys: u64,
+    /// Bytes of a task's payload.
+    #[arg(long)]
+    pub(crate) payload: u64,
+    /// Tasks to accept and finish before the most memory is looked at.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) tasks: u64,
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(seconds),
@@ -158,6 +236,9 @@ mod tests {
     fn wrong_numbers_are_refused_with_the_right_ones() {
         for (line, says) in [
             ("evenhand-bench core --keys 0", "0 is not in 1..=10000000"),
+            ("evenhand-bench store --batches 0", "0 is not in 1..=5000"),
+            ("evenhand-bench store --standing none", "invalid value 'none'"),
+            ("evenhand-bench store --tasks 1", "1 is not in 1000..=100000000"),
             ("evenhand-bench core --keys 10,x", "invalid value 'x'"),
             ("evenhand-bench core --tasks 0", "0 is not in 1..=100000000"),
             ("evenhand-bench core --slots 0", "0 is not in 1..=10000"),

@@ -1,6 +1,6 @@
-//! Evenhand's benchmarks: what the core's decisions cost, in time and in memory.
+//! Evenhand's benchmarks: what the core's decisions cost, in time and in memory, and what the store does.
 //!
-//! The unit of everything is a *cycle*: one task enqueued, one started, one finished, with a backlog that
+//! The unit of everything but the store is a *cycle*: one task enqueued, one started, one finished, with a backlog that
 //! stays as long as it was. A cycle is all that the core ever does for a task that succeeds.
 //!
 //! The story on one page:
@@ -11,7 +11,7 @@
 //! 3. [`yardstick`]: the simplest fair queue one would write, doing the same cycles in the same run, so
 //!    that a slow machine does not look like a slow core.
 //! 4. [`measure`]: rounds and medians. [`report`]: tables and JSON.
-//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`].
+//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], and [`store`], which stands apart.
 //!
 //! Numbers are only worth something from a release build of this package alone: building the whole
 //! workspace at once compiles the simulator's deliberate bugs into the core. The program warns of both.
@@ -26,6 +26,7 @@ mod report;
 mod rng;
 mod shell;
 mod speed;
+mod store;
 mod window;
 mod yardstick;
 
@@ -33,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, StoreArgs};
 use measure::Effort;
 use report::Report;
 
@@ -55,6 +56,9 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     if let Some(Command::Resident(of)) = &cli.command {
         return memory::resident(of);
     }
+    if let Some(Command::StoreOpen(of)) = &cli.command {
+        return store::open(of);
+    }
     warn_of_bad_builds();
     let show = |report: Report| report.print(cli.json);
     report::print_machine(cli.json);
@@ -66,11 +70,13 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Memory) => memory::run(show),
         Some(Command::Window(args)) => window::run(Effort::from(args), show),
         Some(Command::Growth(args)) => growth::run(Effort::from(args), show),
-        Some(Command::Resident(_)) | None => {
+        Some(Command::Store(args)) => store::run(args, show),
+        Some(Command::Resident(_) | Command::StoreOpen(_)) | None => {
             speed::run(&Default::default(), show)?;
             memory::run(show)?;
             window::run(Effort::default(), show)?;
-            growth::run(Effort::default(), show)
+            growth::run(Effort::default(), show)?;
+            store::run(&StoreArgs::short(), show)
         }
     }
 }
