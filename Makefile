@@ -22,6 +22,7 @@ run: ## show a day in the life of four tenants (there is no server yet)
 test: tools lint ## everything that must pass before a commit
 	cargo test --workspace
 	$(CHECKED_SIM) run --seeds 300
+	$(CHECKED_SIM) run --seeds 40 --disk
 	$(CHECKED_SIM) canaries
 	@echo 'make test: all passed'
 
@@ -37,7 +38,7 @@ sim: ## a long simulation: SEEDS=20000 START=0
 	cargo run --release -q -p evenhand-sim -- run --seeds $(SEEDS) --start $(START)
 
 # Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
-bench: ## measure the core: ARGS='core --keys 1000', or ARGS=--help
+bench: ## measure core and store: ARGS='core --keys 1000', or ARGS=--help
 	cargo run --release -p evenhand-bench -- $(ARGS)
 
 clean: ## remove what was built
@@ -48,3 +49,4 @@ tools:
 	@cargo --version >/dev/null || { echo 'Install Rust first: https://rustup.rs' >&2; exit 1; }
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
+	@command -v strace >/dev/null || { apt-get update && apt-get install -y --no-install-recommends strace; }
