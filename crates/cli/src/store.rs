@@ -9,7 +9,7 @@ use evenhand_store::embedded::{self, Checked, DirError, Info};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-use crate::table::{bytes, count, table};
+use crate::table::{bytes, count, of, table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -84,9 +84,9 @@ fn advance(bar: &ProgressBar, done: u64, total: u64) {
 fn check_text(place: &Place, checked: &Checked) -> String {
     let dir = place.dir.display();
     if checked.problems.is_empty() {
-        let (files, read) = (count(checked.files), bytes(checked.bytes));
-        let (tasks, rows) = (count(checked.tasks), count(checked.rows));
-        return format!("{dir} is whole: {files} files, {read}, {tasks} tasks, {rows} of them in lanes\n");
+        let (files, read) = (of(checked.files, "file"), bytes(checked.bytes));
+        let (tasks, rows) = (of(checked.tasks, "task"), count(checked.rows));
+        return format!("{dir} is whole: {files}, {read}, {tasks}, {rows} of them in lanes\n");
     }
     let mut text = format!("{dir} is damaged:\n");
     for problem in &checked.problems {
@@ -109,11 +109,11 @@ fn check_json(checked: &Checked) -> String {
 
 fn info_text(place: &Place, info: &Info) -> String {
     let mut text = format!(
-        "{}: store format {}, {}\n{} commits, {} of them in the log alone ({})\n",
+        "{}: store format {}, {}\n{}, {} of them in the log alone ({})\n",
         place.dir.display(),
         info.format,
         bytes(info.bytes),
-        count(info.commits),
+        of(info.commits, "commit"),
         count(info.commits_in_log),
         bytes(info.log_bytes),
     );
@@ -124,10 +124,10 @@ fn info_text(place: &Place, info: &Info) -> String {
     let rows: Vec<Vec<String>> = info
         .tables
         .iter()
-        .map(|of| {
-            let counts = [of.tables, of.runs, of.puts, of.deletes].map(count);
+        .map(|kind| {
+            let counts = [kind.tables, kind.runs, kind.puts, kind.deletes].map(count);
             let [tables, runs, puts, deletes] = counts;
-            vec![of.kind.into(), tables, runs, puts, deletes, bytes(of.bytes)]
+            vec![kind.kind.into(), tables, runs, puts, deletes, bytes(kind.bytes)]
         })
         .collect();
     text.push('\n');
@@ -137,12 +137,12 @@ fn info_text(place: &Place, info: &Info) -> String {
     }
     for shard in &info.shards {
         text.push_str(&format!(
-            "\nshard {}: epoch {}, next seq {}, {} keys remembered, {} tasks set aside\n",
+            "\nshard {}: epoch {}, next seq {}, {} remembered, {} set aside\n",
             shard.shard,
             shard.epoch,
             shard.next_seq,
-            count(shard.keys),
-            count(shard.aside)
+            of(shard.keys, "key"),
+            of(shard.aside, "task")
         ));
         let rows: Vec<Vec<String>> = shard
             .queues

@@ -40,6 +40,11 @@ pub(crate) fn count(n: u64) -> String {
     text
 }
 
+/// So many things: 1 task, 12,345 tasks.
+pub(crate) fn of(n: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
 /// Bytes in the unit that fits: 3.2 GiB.
 pub(crate) fn bytes(n: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
@@ -71,6 +76,7 @@ mod tests {
     #[test]
     fn counts_and_bytes_are_readable() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0, 1, 2_000].map(|n| of(n, "task")), ["0 tasks", "1 task", "2,000 tasks"]);
         assert_eq!([0, 1023, 1024, 3_435_973_837].map(bytes), ["0 B", "1023 B", "1.0 KiB", "3.2 GiB"]);
     }
 }

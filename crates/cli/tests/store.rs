@@ -80,8 +80,8 @@ fn a_whole_store_is_said_to_be_whole() {
         given().path(),
         0,
         &expect![[r#"
-        DIR is whole: 1 files, 888 B, 3 tasks, 3 of them in lanes
-    "#]],
+            DIR is whole: 1 file, 888 B, 3 tasks, 3 of them in lanes
+        "#]],
     );
 }
 
@@ -92,18 +92,18 @@ fn info_shows_queues_tables_and_log() {
         given().path(),
         0,
         &expect![[r#"
-        DIR: store format 1, 128.2 KiB
-        2 commits, 2 of them in the log alone (128.0 KiB)
+            DIR: store format 1, 128.2 KiB
+            2 commits, 2 of them in the log alone (128.0 KiB)
 
-          kind     tables  runs  puts  deletes  size
-          rows          0     0     0        0   0 B
-          tasks         0     0     0        0   0 B
-          records       0     0     0        0   0 B
+              kind     tables  runs  puts  deletes  size
+              rows          0     0     0        0   0 B
+              tasks         0     0     0        0   0 B
+              records       0     0     0        0   0 B
 
-        shard 0: epoch 1, next seq 4, 1 keys remembered, 0 tasks set aside
-          queue   unfinished  accepted  succeeded  failed  canceled  lanes  keys
-          render           3         3          0       0         0      1     1
-    "#]],
+            shard 0: epoch 1, next seq 4, 1 key remembered, 0 tasks set aside
+              queue   unfinished  accepted  succeeded  failed  canceled  lanes  keys
+              render           3         3          0       0         0      1     1
+        "#]],
     );
 }
 

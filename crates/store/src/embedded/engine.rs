@@ -39,6 +39,8 @@ const MOST_RUNS: usize = 64;
 /// Bytes that a frame may gather from several commits: enough to share a sync, little enough that the
 /// first of them does not wait long.
 const GATHER: usize = 1024 * 1024;
+/// Bytes of the largest frame: places in it are counted in 32 bits, and a log is read as a whole.
+const LARGEST: usize = 1024 * 1024 * 1024;
 /// How long to wait for room before asking again.
 const NO_ROOM: Duration = Duration::from_millis(200);
 
@@ -412,8 +414,11 @@ fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing,
     standing.flushed = replayed.last;
     standing.segment = segment.number;
     standing.write(dir)?;
-    for used in used {
-        log::prepare_spare(&log, Some(&used.path), options.segment)?;
+    // Those that were read, and those that a flush did not come to give away.
+    for (number, _, path) in numbered(&log)? {
+        if number < segment.number {
+            log::prepare_spare(&log, Some(&path), options.segment)?;
+        }
     }
     log::prepare_spare(&log, None, options.segment)?;
     Ok((standing, trees, segment))
@@ -745,7 +750,7 @@ struct Writer {
 /// What to say when a frame is durable.
 enum Pending {
     Commit(Answer<()>),
-    Take(Answer<Epoch>, Epoch),
+    Take(Answer<Epoch>, ShardId, Epoch),
 }
 
 impl Pending {
@@ -753,7 +758,7 @@ impl Pending {
         // Nobody may be waiting any more.
         match self {
             Pending::Commit(waiting) => drop(waiting.send(answer)),
-            Pending::Take(waiting, epoch) => drop(waiting.send(answer.map(|()| epoch))),
+            Pending::Take(waiting, _, epoch) => drop(waiting.send(answer.map(|()| epoch))),
         }
     }
 }
@@ -792,7 +797,7 @@ impl Writer {
                 let mut batch = Batch::new();
                 batch.put(Kind::Records, &layout::epoch_key(shard), &epoch.0.to_le_bytes());
                 join(frame, batch);
-                pending.push(Pending::Take(answer, *epoch));
+                pending.push(Pending::Take(answer, shard, *epoch));
             }
             Request::Commit { shard, epoch, batch, answer } => {
                 let current = self.epochs.get(&shard).copied().unwrap_or_default();
@@ -834,7 +839,14 @@ impl Writer {
                 }
             }
             Err(error) => {
-                if !matches!(error, StoreError::Full { .. }) {
+                if matches!(error, StoreError::Full { .. }) {
+                    // Nothing was written, so nobody took a shard.
+                    for taken in &pending {
+                        if let Pending::Take(_, shard, _) = taken {
+                            self.epochs.entry(*shard).and_modify(|epoch| epoch.0 -= 1);
+                        }
+                    }
+                } else {
                     self.shared.fail(error.clone());
                 }
                 pending.into_iter().for_each(|pending| pending.answer(Err(error.clone())));
@@ -852,6 +864,10 @@ impl Writer {
 
     /// Makes a frame durable. `Full` means that nothing was written; any other error that this is unknown.
     fn append(&mut self, mut frame: Vec<u8>) -> Result<Written, StoreError> {
+        if frame.len() > LARGEST {
+            let what = format!("a commit of {} bytes; at most {LARGEST} are possible", frame.len());
+            return Err(StoreError::Full { what });
+        }
         let full = self.segment.at + frame.len() as u64 > self.shared.options.segment;
         if full && !self.segment.is_empty() {
             self.rotate()?;
