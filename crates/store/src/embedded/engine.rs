@@ -14,13 +14,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use evenhand_core::backlog::Level;
 use evenhand_core::names::{Epoch, ShardId};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 
 use super::Options;
@@ -31,7 +32,7 @@ use super::log::{self, Acked, LastAcked, Replayed, Segment};
 use super::manifest::Standing;
 use super::reads::Reads;
 use super::table::TableKey;
-use super::tree::{self, Making, Memory, Merged, Part, Run, Tree};
+use super::tree::{self, Making, Memory, Part, Run, Tree};
 use crate::StoreError;
 
 /// Runs of one kind above which commits wait for the merger: reads would have to look into too many.
@@ -41,6 +42,8 @@ const MOST_RUNS: usize = 64;
 const GATHER: usize = 1024 * 1024;
 /// Bytes of the largest frame: places in it are counted in 32 bits, and a log is read as a whole.
 const LARGEST: usize = 1024 * 1024 * 1024;
+/// How often the writer looks whether there is something to flush early, when nobody asks for anything.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How long to wait for room before asking again.
 const NO_ROOM: Duration = Duration::from_millis(200);
 
@@ -98,7 +101,9 @@ impl Trees {
                 Kind::Tasks => change(&mut self.tasks, op.key, value)?,
                 Kind::Records => {
                     if let (Some(lane), Some(value)) = (layout::lane_of_record(op.key), &value) {
-                        self.acks.insert(lane, layout::ack(value.bytes())?);
+                        let ack = layout::ack(value.bytes())?;
+                        self.acks.insert(lane, ack);
+                        self.rows.forget(layout::row_key(lane, Level::ZERO), layout::row_key(lane, ack));
                     }
                     change(&mut self.records, op.key, value)?;
                 }
@@ -175,8 +180,10 @@ struct Background {
     merge: bool,
     /// The merger is looking.
     merging: bool,
-    /// Why the flusher or the merger waits.
-    no_room: Option<DirError>,
+    /// Why the flusher waits.
+    no_room_to_flush: Option<DirError>,
+    /// Why the merger waits.
+    no_room_to_merge: Option<DirError>,
 }
 
 #[derive(Clone)]
@@ -191,8 +198,20 @@ struct Flush {
 }
 
 enum Request {
-    Commit { shard: ShardId, epoch: Epoch, batch: Batch, answer: Answer<()> },
-    Take { shard: ShardId, answer: Answer<Epoch> },
+    Commit {
+        shard: ShardId,
+        epoch: Epoch,
+        batch: Batch,
+        answer: Answer<()>,
+    },
+    Take {
+        shard: ShardId,
+        answer: Answer<Epoch>,
+    },
+    /// Answered when everything acknowledged before it has been applied, and flushed if that is worth it.
+    Idle {
+        answer: Answer<()>,
+    },
 }
 
 type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -212,6 +231,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Engine {
     pub(super) fn open(path: &Path, options: Options) -> Result<Engine, DirError> {
+        let options = Options { segment: options.segment.min(LARGEST as u64), ..options };
+        raise_open_files();
         let dir = Dir::open(path)?;
         if !dir.is_marked()? {
             begin(&dir, &options)?;
@@ -303,6 +324,12 @@ impl Engine {
         answered
     }
 
+    pub(super) fn idle(&self) -> oneshot::Receiver<Result<(), StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Request::Idle { answer });
+        answered
+    }
+
     /// If the writer is gone the request is dropped, and the caller sees that nobody answers.
     fn send(&self, request: Request) {
         let _ = self.requests.as_ref().map(|requests| requests.send(request));
@@ -347,6 +374,13 @@ impl Drop for Guard {
     }
 }
 
+/// Every table is an open file, and a large store has more of them than the usual soft limit allows.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // If it cannot be raised, opening a table will say so when it comes to that.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Makes an empty store, or ends what an earlier try began. The mark comes last; a directory that has lost
 /// its mark is no empty store.
 fn begin(dir: &Dir, options: &Options) -> Result<(), DirError> {
@@ -374,6 +408,10 @@ fn begin(dir: &Dir, options: &Options) -> Result<(), DirError> {
     acked.say(LastAcked { frame: 0, segment: 1 })?;
     acked.sync()?;
     Standing { segment: 1, next_table: 1, next_run: 1, secret, ..Standing::default() }.write(dir)?;
+    if let Some(parent) = dir.path.parent().filter(|parent| parent.is_dir()) {
+        // An earlier try may have made the directory and died before its name was durable.
+        sync_dir(parent)?;
+    }
     dir.mark()
 }
 
@@ -394,6 +432,7 @@ fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing,
             dir: &dir.tables(),
             number: &|| next_table.fetch_add(1, Ordering::SeqCst),
             stop: &|| false,
+            room: &|| Ok(()),
         };
         flush_one(&mut standing, &trees.rows.seal(), Kind::Rows, &making)?;
         flush_one(&mut standing, &trees.tasks.seal(), Kind::Tasks, &making)?;
@@ -401,6 +440,11 @@ fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing,
         standing.next_table = next_table.into_inner();
         sync_dir(&dir.tables())?;
         trees = Trees { acks: trees.acks, ..Trees::of(&standing) };
+    }
+    if standing.flushed != replayed.last {
+        // Before the next segment begins: what the tables hold need not be in the log any more.
+        standing.flushed = replayed.last;
+        standing.write(dir)?;
     }
     let (mut used, first) = (replayed.segments, replayed.last + 1);
     let segment = match used.pop_if(|last| last.is_empty()) {
@@ -411,7 +455,6 @@ fn checkpoint(dir: &Dir, options: &Options, loaded: Loaded) -> Result<(Standing,
             Segment::begin(&log, number, first, standing.secret)?
         }
     };
-    standing.flushed = replayed.last;
     standing.segment = segment.number;
     standing.write(dir)?;
     // Those that were read, and those that a flush did not come to give away.
@@ -431,7 +474,7 @@ fn flush_one<K: Planted>(
     making: &Making<'_>,
 ) -> Result<(), DirError> {
     let bottom = K::runs(standing).is_empty();
-    let parts = tree::flush(kind, memory, bottom, making)?.hand_over();
+    let parts = tree::flush(kind, memory, bottom, &|_| false, making)?.hand_over();
     add_run(standing, parts);
     Ok(())
 }
@@ -489,23 +532,42 @@ impl Shared {
         })
     }
 
-    /// Waits until there is nothing to flush and nothing to merge.
+    fn most_runs(&self) -> usize {
+        let trees = self.trees();
+        trees.rows.runs.len().max(trees.tasks.runs.len()).max(trees.records.runs.len())
+    }
+
+    /// Waits until there is nothing to flush and nothing to merge, or no room to do it.
     pub(super) fn rest(&self) {
         let mut background = lock(&self.background);
-        while (background.flush.is_some() || background.merge || background.merging) && !self.is_over() {
+        loop {
+            let busy = background.flush.is_some() || background.merge || background.merging;
+            let stuck = background.no_room_to_flush.is_some() || background.no_room_to_merge.is_some();
+            if !busy || stuck || self.is_over() {
+                return;
+            }
             background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Changes the manifest and then the runs.
+    /// Changes the manifest and then the runs. If that fails it is unknown which of them counts, so there
+    /// is no second try.
     fn install(
         &self,
-        change: impl FnOnce(&mut Standing) -> Result<(), DirError>,
+        change: impl FnOnce(&mut Standing),
+        then: impl FnOnce(&mut Trees),
+    ) -> Result<(), DirError> {
+        self.try_install(change, then).map_err(DirError::beyond_retry)
+    }
+
+    fn try_install(
+        &self,
+        change: impl FnOnce(&mut Standing),
         then: impl FnOnce(&mut Trees),
     ) -> Result<(), DirError> {
         let mut standing = lock(&self.standing);
         let mut next = standing.clone();
-        change(&mut next)?;
+        change(&mut next);
         next.next_table = self.next_table.load(Ordering::SeqCst);
         sync_dir(&self.dir.tables())?;
         next.write(&self.dir)?;
@@ -528,15 +590,6 @@ impl Shared {
         Ok(())
     }
 
-    fn making<'a>(
-        &'a self,
-        dir: &'a Path,
-        number: &'a dyn Fn() -> u64,
-        stop: &'a dyn Fn() -> bool,
-    ) -> Making<'a> {
-        Making { dir, number, stop }
-    }
-
     fn flush_all(&self) {
         loop {
             let flush = {
@@ -555,26 +608,31 @@ impl Shared {
                 Ok(()) => {
                     let mut background = lock(&self.background);
                     background.flush = None;
-                    background.no_room = None;
+                    background.no_room_to_flush = None;
                     background.merge = true;
                     self.turned.notify_all();
                 }
-                Err(error) => self.wait_for_room(error),
+                Err(error) => self.wait_for_room(error, |background| &mut background.no_room_to_flush),
             }
         }
     }
 
     fn flush_tables(&self, flush: &Flush) -> Result<(), DirError> {
-        let (dir, number, stop) =
-            (self.dir.tables(), || self.next_table.fetch_add(1, Ordering::SeqCst), || false);
-        let making = self.making(&dir, &number, &stop);
-        let bottom = {
-            let trees = self.trees();
-            (trees.rows.runs.is_empty(), trees.tasks.runs.is_empty(), trees.records.runs.is_empty())
+        let making = Making {
+            dir: &self.dir.tables(),
+            number: &|| self.next_table.fetch_add(1, Ordering::SeqCst),
+            stop: &|| false,
+            room: &|| Ok(()),
         };
-        let mut rows = tree::flush(Kind::Rows, &flush.rows, bottom.0, &making)?;
-        let mut tasks = tree::flush(Kind::Tasks, &flush.tasks, bottom.1, &making)?;
-        let mut records = tree::flush(Kind::Records, &flush.records, bottom.2, &making)?;
+        let (bottom, acks) = {
+            let trees = self.trees();
+            let runs = [trees.rows.runs.len(), trees.tasks.runs.len(), trees.records.runs.len()];
+            (runs.map(|runs| runs == 0), trees.acks.clone())
+        };
+        let is_settled = |key: &RowKey| key.is_settled(&acks);
+        let mut rows = tree::flush(Kind::Rows, &flush.rows, bottom[0], &is_settled, &making)?;
+        let mut tasks = tree::flush(Kind::Tasks, &flush.tasks, bottom[1], &|_| false, &making)?;
+        let mut records = tree::flush(Kind::Records, &flush.records, bottom[2], &|_| false, &making)?;
         self.install(
             |standing| {
                 add_run(standing, rows.hand_over());
@@ -582,7 +640,6 @@ impl Shared {
                 add_run(standing, records.hand_over());
                 standing.flushed = flush.through;
                 standing.segment = flush.segment + 1;
-                Ok(())
             },
             |trees| {
                 trees.rows.sealed = None;
@@ -591,21 +648,20 @@ impl Shared {
             },
         )?;
         let used = log::segment_path(&self.dir.log(), flush.segment);
-        log::prepare_spare(&self.dir.log(), Some(&used), self.options.segment)
+        let spare = log::prepare_spare(&self.dir.log(), Some(&used), self.options.segment);
+        spare.map_err(DirError::beyond_retry)
     }
 
     /// Waits for room, or fails the engine if that is not what is missing. New tables are new files, so
     /// trying again is no retry on a doubtful state.
-    fn wait_for_room(&self, error: DirError) {
+    fn wait_for_room(&self, error: DirError, whose: fn(&mut Background) -> &mut Option<DirError>) {
         if !matches!(error, DirError::Io { full: true, .. }) {
             return self.fail(error.into());
         }
         let mut background = lock(&self.background);
-        background.no_room = Some(error);
+        *whose(&mut background) = Some(error);
         self.turned.notify_all();
-        if !self.is_over() {
-            drop(self.turned.wait_timeout(background, NO_ROOM));
-        }
+        drop(self.turned.wait_timeout_while(background, NO_ROOM, |_| !self.is_over()));
     }
 
     fn merge_all(&self) {
@@ -626,9 +682,9 @@ impl Shared {
                     Ok(rows | tasks | self.merge_one::<RecordKey>()?)
                 });
                 match merged {
-                    Ok(true) => {}
+                    Ok(true) => lock(&self.background).no_room_to_merge = None,
                     Ok(false) => break,
-                    Err(error) => self.wait_for_room(error),
+                    Err(error) => self.wait_for_room(error, |background| &mut background.no_room_to_merge),
                 }
                 self.turned.notify_all();
             }
@@ -644,7 +700,8 @@ impl Shared {
             let tree = K::tree(&trees);
             (tree.kind, tree.runs.clone(), trees.acks.clone())
         };
-        let Some(range) = tree::choose(&runs) else { return Ok(false) };
+        let is_settled = |key: &K| key.is_settled(&acks);
+        let Some(range) = tree::choose(&runs, &is_settled) else { return Ok(false) };
         let bottom = range.end == runs.len();
         let group = &runs[range.clone()];
         let ids: Vec<u64> = group.iter().map(|run| run.id).collect();
@@ -656,20 +713,39 @@ impl Shared {
             standing.next_run += 1;
             standing.next_run - 1
         };
-        let (dir, number, stop) =
-            (self.dir.tables(), || self.next_table.fetch_add(1, Ordering::SeqCst), || self.is_over());
-        let making = self.making(&dir, &number, &stop);
-        let keep = |key: &K| !key.is_settled(&acks);
-        let merged = tree::merge(kind, group, bottom, &keep, &making, |parts, through| {
+        let small = group[0].tier == 0;
+        let making = Making {
+            dir: &self.dir.tables(),
+            number: &|| self.next_table.fetch_add(1, Ordering::SeqCst),
+            stop: &|| self.is_over(),
+            room: &|| self.room_to_merge(),
+        };
+        tree::merge(kind, group, bottom, &is_settled, &making, |parts, through| {
             self.install(
-                |standing| {
-                    replace_runs(K::runs(standing), &ids, target, tier, parts, through);
-                    Ok(())
-                },
+                |standing| replace_runs(K::runs(standing), &ids, target, tier, parts, through),
                 |_| {},
-            )
+            )?;
+            // A long merge lets the small ones go first: commits would have to wait for those.
+            Ok(small || !self.is_merge_urgent())
         })?;
-        Ok(matches!(merged, Merged::Done))
+        Ok(true)
+    }
+
+    fn is_merge_urgent(&self) -> bool {
+        let trees = self.trees();
+        tree::is_urgent(&trees.rows.runs)
+            || tree::is_urgent(&trees.tasks.runs)
+            || tree::is_urgent(&trees.records.runs)
+    }
+
+    /// A merge leaves the flusher room for what two segments hold: without a flush nothing can end.
+    fn room_to_merge(&self) -> Result<(), DirError> {
+        let (free, needed) = (self.dir.free()?, 4 * self.options.segment + tree::LARGEST_TABLE);
+        if free >= needed || self.options.floor == 0 {
+            return Ok(());
+        }
+        let what = format!("merging needs {} MiB to be free, there are {}", needed >> 20, free >> 20);
+        Err(DirError::Io { file: self.dir.tables(), what, full: true })
     }
 }
 
@@ -768,7 +844,15 @@ type Written = Option<(Arc<Vec<u8>>, usize)>;
 
 impl Writer {
     fn run(mut self, inbox: &Receiver<Request>) {
-        while let Ok(first) = inbox.recv() {
+        loop {
+            let first = match inbox.recv_timeout(LOOK_AGAIN) {
+                Ok(first) => first,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.flush_early();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
             let mut frame: Option<Batch> = None;
             let mut pending = Vec::new();
             let mut next = Some(first);
@@ -787,10 +871,17 @@ impl Writer {
             match request {
                 Request::Commit { answer, .. } => drop(answer.send(Err(error))),
                 Request::Take { answer, .. } => drop(answer.send(Err(error))),
+                Request::Idle { answer } => drop(answer.send(Err(error))),
             }
             return;
         }
         match request {
+            Request::Idle { answer } => {
+                // Once more if the flusher was busy with what came before.
+                self.shared.rest();
+                self.flush_early();
+                drop(answer.send(Ok(())));
+            }
             Request::Take { shard, answer } => {
                 let epoch = self.epochs.entry(shard).or_default();
                 epoch.0 += 1;
@@ -828,11 +919,8 @@ impl Writer {
                 let mut trees = self.shared.trees.write().unwrap_or_else(PoisonError::into_inner);
                 pending.into_iter().for_each(|pending| pending.answer(Ok(())));
                 let applied = trees.apply(&frame, log::FRAME_HEADER, end);
-                let mostly_gone = trees.rows.is_mostly_gone() || trees.tasks.is_mostly_gone();
                 drop(trees);
-                if mostly_gone && lock(&self.shared.background).flush.is_none() {
-                    self.flush_early();
-                }
+                self.flush_early();
                 if applied.is_none() {
                     let what = "a commit could not be applied; this is a bug".into();
                     self.shared.fail(StoreError::Corrupt { what });
@@ -854,8 +942,16 @@ impl Writer {
         }
     }
 
-    /// Gives the deletes to the flusher before the segment is full, so that their room comes back.
+    /// Gives deletes to the flusher before the segment is full, if they would free much of what is in
+    /// tables and it has nothing else to do.
     fn flush_early(&mut self) {
+        let mostly_gone = {
+            let trees = self.shared.trees();
+            trees.rows.is_mostly_gone() || trees.tasks.is_mostly_gone()
+        };
+        if !mostly_gone || lock(&self.shared.background).flush.is_some() {
+            return;
+        }
         match self.rotate() {
             Ok(()) | Err(StoreError::Full { .. }) => {}
             Err(error) => self.shared.fail(error),
@@ -893,15 +989,14 @@ impl Writer {
             if shared.stop.load(Ordering::SeqCst) {
                 return Err(StoreError::Unavailable { what: "the store is being closed".into() });
             }
-            let behind = background.flush.is_some() || {
-                let trees = shared.trees();
-                let runs = [trees.rows.runs.len(), trees.tasks.runs.len(), trees.records.runs.len()];
-                runs.into_iter().max() > Some(MOST_RUNS)
-            };
-            if !behind {
+            let no_room = if background.flush.is_some() {
+                &background.no_room_to_flush
+            } else if shared.most_runs() > MOST_RUNS {
+                &background.no_room_to_merge
+            } else {
                 break;
-            }
-            if let Some(error) = &background.no_room {
+            };
+            if let Some(error) = no_room {
                 return Err(StoreError::Full { what: error.to_string() });
             }
             background = shared.turned.wait(background).unwrap_or_else(PoisonError::into_inner);

@@ -115,6 +115,16 @@ impl From<DirError> for StoreError {
     }
 }
 
+impl DirError {
+    /// The same, for a place where trying again when there is room would not do.
+    pub(super) fn beyond_retry(self) -> DirError {
+        if let DirError::Io { file, what, .. } = self {
+            return DirError::Io { file, what, full: false };
+        }
+        self
+    }
+}
+
 /// Says which file an answer of the operating system is about.
 pub(super) trait About<T> {
     fn about(self, file: &Path, doing: &str) -> Result<T, DirError>;

@@ -6,7 +6,8 @@
 //! | tasks | shard, id | the task as it was accepted, payload included | once |
 //! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, overrides, moves | in place |
 //!
-//! A task costs two puts when it is accepted (its row, its record) and two deletes when it ends. A retried
+//! A task costs two puts when it is accepted (its row, its record) and two deletes when it ends, or one if
+//! the same commit raises its lane's ack level above it, which deletes rows by range. A retried
 //! task's place and attempt stand in a small record of their own ([`MOVED`]), and one that was set aside
 //! has another ([`ASIDE`]), so that rows and tasks are written once and never again: a delete then cancels
 //! its put wherever the two meet, and a task that ends soon after it was accepted never reaches a table.
@@ -15,6 +16,7 @@
 //! Keys are big-endian, so that bytes sort as numbers do.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
@@ -255,14 +257,33 @@ impl Batch {
             | Change::Seq { .. } => 64,
         };
         batch.bytes.reserve(changes.iter().map(accepted).sum());
+        let mut acks = BTreeMap::new();
+        for change in changes {
+            if let Change::Lane { lane, record } = change {
+                acks.insert(*lane, record.ack);
+            }
+        }
         let mut value = Vec::with_capacity(512);
         for change in changes {
-            batch.change(shard, change, &mut value);
+            batch.change(shard, change, &acks, &mut value);
         }
         batch
     }
 
-    fn change(&mut self, shard: ShardId, change: &Change, value: &mut Vec<u8>) {
+    /// Deletes a row, unless the same commit settles its lane up to there: that deletes it too.
+    fn delete_row(&mut self, shard: ShardId, lane: LaneId, level: Level, acks: &BTreeMap<LaneId, Level>) {
+        if acks.get(&lane).is_none_or(|ack| level > *ack) {
+            self.delete(Kind::Rows, row_key(lane_prefix(shard, lane), level).bytes());
+        }
+    }
+
+    fn change(
+        &mut self,
+        shard: ShardId,
+        change: &Change,
+        acks: &BTreeMap<LaneId, Level>,
+        value: &mut Vec<u8>,
+    ) {
         value.clear();
         match change {
             Change::Accepted(task) => {
@@ -278,7 +299,7 @@ impl Batch {
             Change::Requeued { task, lane, from, row } => {
                 let prefix = lane_prefix(shard, *lane);
                 match from {
-                    Some(from) => self.delete(Kind::Rows, row_key(prefix, *from).bytes()),
+                    Some(from) => self.delete_row(shard, *lane, *from, acks),
                     None => self.delete(Kind::Records, &aside_key(shard, *task)),
                 }
                 put_row(value, row.task, &row.key, row.charge, row.attempt, row.max_attempts);
@@ -290,13 +311,13 @@ impl Batch {
                 self.put(Kind::Records, &moved_key(shard, *task), value);
             }
             Change::SetAside { task, lane, level } => {
-                self.delete(Kind::Rows, row_key(lane_prefix(shard, *lane), *level).bytes());
+                self.delete_row(shard, *lane, *level, acks);
                 self.put(Kind::Records, &aside_key(shard, *task), &[]);
             }
             Change::Finished { task, lane, level, outcome: _ } => {
                 self.delete(Kind::Tasks, task_key(shard, *task).bytes());
                 if let Some(level) = level {
-                    self.delete(Kind::Rows, row_key(lane_prefix(shard, *lane), *level).bytes());
+                    self.delete_row(shard, *lane, *level, acks);
                 } else {
                     self.delete(Kind::Records, &aside_key(shard, *task));
                 }

@@ -16,6 +16,7 @@ mod reads;
 mod table;
 mod tree;
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -35,10 +36,10 @@ use reads::Reads;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of the log after which what is in memory is written into tables. It bounds the memory (about
-    /// twice as much, twice) and the time to open (a second for each 100 MiB or so).
+    /// twice as much, twice) and the time to open (a second for each 100 MiB or so). At most 1 GiB.
     pub segment: u64,
-    /// Free bytes of the file system below which no new tasks are accepted. Enough for finishing what was
-    /// accepted: two segments, the tables that are made of them, and one merge.
+    /// Free bytes of the file system below which no new tasks are accepted, so that those that were can be
+    /// finished. Merges leave a part of it to the flusher. 0: take all there is.
     pub floor: u64,
 }
 
@@ -90,6 +91,7 @@ impl Embedded {
     /// Waits until the work behind the commits is done: nothing to flush, nothing to merge. For those who
     /// measure; nobody else has to wait.
     pub async fn rest(&self) -> Result<(), StoreError> {
+        self.ask(Engine::idle).await?;
         self.ask(|engine| {
             engine.read(|shared| {
                 shared.rest();
@@ -139,11 +141,14 @@ impl Embedded {
         let store = self.clone();
         // Opening waits for the disk, which no caller should.
         std::thread::spawn(move || {
-            drop(failed);
-            let opened = Engine::open(&store.inner.dir, store.inner.options.clone());
+            let opened = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                drop(failed);
+                Ok(Engine::open(&store.inner.dir, store.inner.options.clone())?)
+            }));
+            let opened = opened.unwrap_or_else(|_| Err(store.unavailable("opening it again panicked")));
             let (state, result) = match opened {
                 Ok(engine) => (State::Open(engine), Ok(())),
-                Err(error) => (State::Closed(error.clone().into()), Err(error.into())),
+                Err(error) => (State::Closed(error.clone()), Err(error)),
             };
             *store.state() = state;
             drop(answer.send(result));
@@ -156,10 +161,13 @@ impl Store for Embedded {
     async fn take(&self, shard: ShardId) -> Result<Taken, StoreError> {
         self.mend().await?;
         let epoch = self.ask(|engine| engine.take(shard)).await?;
-        // Nobody but the new owner can change the shard from here on, so the metadata stands still.
-        let metadata =
-            self.ask(|engine| engine.read(move |shared| shared.metadata(shard, &mut |_| {}))).await?;
-        Ok(Taken { epoch, metadata })
+        let read = |engine: &Engine| engine.read(move |shared| shared.metadata(shard, &mut |_| {}));
+        let metadata = self.ask(read).await;
+        if metadata.is_err() {
+            // A successor may have ended a task that we were about to read.
+            self.ask(|engine| engine.commit(shard, epoch, Batch::new())).await?;
+        }
+        Ok(Taken { epoch, metadata: metadata? })
     }
 
     fn room(&self) -> Result<(), StoreError> {

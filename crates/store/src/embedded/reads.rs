@@ -13,7 +13,7 @@ use super::engine::{Planted, Trees};
 use super::files::DirError;
 use super::layout::{self, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::table::Slot;
-use super::tree;
+use super::tree::{self, Found};
 use crate::{Listing, Page};
 
 /// Rows read at once when all are wanted: what is held in memory on the way.
@@ -26,11 +26,7 @@ pub(super) trait Reads {
 
     /// What a key stands for.
     fn find<K: Planted>(&self, key: &K) -> Result<Option<Value>, DirError> {
-        Ok(match self.with(|trees| K::tree(trees).find(key)) {
-            Ok(Slot::Put(value)) => Some(value),
-            Ok(Slot::Gone) => None,
-            Err(runs) => tree::find_in(&runs, key)?,
-        })
+        look_up(self.with(|trees| K::tree(trees).find(key)), key)
     }
 
     /// Rows in a range of keys, `limit` of them or all there are.
@@ -134,9 +130,12 @@ pub(super) trait Reads {
     /// A task as it is now.
     fn task(&self, shard: ShardId, id: TaskId) -> Result<Option<Task>, DirError> {
         let key = layout::task_key(shard, id);
-        let Some(value) = self.find(&key)? else { return Ok(None) };
-        let moved = self.find(&layout::moved_key(shard, id))?;
-        let aside = self.find(&layout::aside_key(shard, id))?;
+        let (moved, aside) = (layout::moved_key(shard, id), layout::aside_key(shard, id));
+        // All three at one moment.
+        let found = self
+            .with(|trees| (trees.tasks.find(&key), trees.records.find(&moved), trees.records.find(&aside)));
+        let Some(value) = look_up(found.0, &key)? else { return Ok(None) };
+        let (moved, aside) = (look_up(found.1, &moved)?, look_up(found.2, &aside)?);
         as_it_is(&key, &value, moved.as_ref(), aside.is_some()).map(Some)
     }
 
@@ -153,9 +152,13 @@ pub(super) trait Reads {
         let to = Bound::Included(layout::task_key(shard, TaskId(u64::MAX)));
         let piece = limit.saturating_add(1).min(1_000);
         loop {
-            let found = self.rows::<TaskKey>(from, to, piece)?;
-            let Some((last, _)) = found.last() else { return Ok(listing) };
-            from = Bound::Excluded(*last);
+            let (view, beyond) = self.with(|trees| trees.tasks.view_some(from, to, piece));
+            let found = view.rows()?;
+            // A full piece ends with its last task; another one where the view was cut, if it was.
+            let next = match found.last() {
+                Some((last, _)) if found.len() == piece => Some(*last),
+                _ => beyond,
+            };
             for task in self.as_they_are(shard, &found)? {
                 if queue.is_some_and(|queue| task.lane.queue != queue) {
                     continue;
@@ -166,39 +169,49 @@ pub(super) trait Reads {
                 }
                 listing.tasks.push(task);
             }
-            if found.len() < piece {
-                return Ok(listing);
+            match next {
+                Some(next) => from = Bound::Excluded(next),
+                None => return Ok(listing),
             }
         }
     }
 
-    /// Tasks as they are now, of some that follow each other.
+    /// Tasks as they are now, of some that follow each other. Those that have ended since are left out.
     fn as_they_are(&self, shard: ShardId, found: &[(TaskKey, Value)]) -> Result<Vec<Task>, DirError> {
         let (Some((first, _)), Some((last, _))) = (found.first(), found.last()) else {
             return Ok(Vec::new());
         };
-        let (first, last) = (layout::task_of(first), layout::task_of(last));
-        let marks = |key: fn(ShardId, TaskId) -> RecordKey| {
-            let (from, to) = (Bound::Included(key(shard, first)), Bound::Included(key(shard, last)));
-            Ok::<BTreeMap<RecordKey, Value>, DirError>(self.rows(from, to, usize::MAX)?.into_iter().collect())
-        };
-        let (moved, aside) = (marks(layout::moved_key)?, marks(layout::aside_key)?);
+        // Tasks and what became of them at one moment.
+        let (tasks, moved, aside) = self.with(|trees| {
+            let (from, to) = (layout::task_of(first), layout::task_of(last));
+            let marks = |key: fn(ShardId, TaskId) -> RecordKey| {
+                let (from, to) = (Bound::Included(key(shard, from)), Bound::Included(key(shard, to)));
+                trees.records.view(from, to, usize::MAX)
+            };
+            let tasks = trees.tasks.view(Bound::Included(*first), Bound::Included(*last), usize::MAX);
+            (tasks, marks(layout::moved_key), marks(layout::aside_key))
+        });
+        let moved: BTreeMap<RecordKey, Value> = moved.rows()?.into_iter().collect();
+        let aside: BTreeMap<RecordKey, Value> = aside.rows()?.into_iter().collect();
         let task = |(key, value): &(TaskKey, Value)| {
             let id = layout::task_of(key);
             let moved = moved.get(&layout::moved_key(shard, id));
             as_it_is(key, value, moved, aside.contains_key(&layout::aside_key(shard, id)))
         };
-        found.iter().map(task).collect()
+        tasks.rows()?.iter().map(task).collect()
     }
 
-    /// What an owner must know. `read` is told of every so many bytes.
+    /// What an owner must know, all of one moment. `read` is told of every so many bytes.
     fn metadata(&self, shard: ShardId, read: &mut dyn FnMut(u64)) -> Result<Metadata, DirError> {
         let mut metadata = Metadata::default();
         let mut aside = Vec::new();
-        self.records(shard, 0..=0xfe, |key, value| {
+        let from = Bound::Included(layout::record_key(shard, 0, &[]));
+        let to = Bound::Excluded(layout::record_key(shard, 0xff, &[]));
+        for (key, value) in self.rows(from, to, usize::MAX)? {
             read((key.len() + value.bytes().len()) as u64);
-            layout::tell(&mut metadata, &mut aside, key, value.bytes()).ok_or_else(|| unreadable_record(key))
-        })?;
+            layout::tell(&mut metadata, &mut aside, &key, value.bytes())
+                .ok_or_else(|| unreadable_record(&key))?;
+        }
         for id in aside {
             let task = self.task(shard, id)?;
             metadata
@@ -206,6 +219,15 @@ pub(super) trait Reads {
                 .push(task.ok_or_else(|| unreadable(format_args!("task {id}, which is set aside,")))?);
         }
         Ok(metadata)
+    }
+}
+
+/// What a key stands for: as memory knows, or else as the runs do.
+fn look_up<K: Planted>(found: Found<K>, key: &K) -> Result<Option<Value>, DirError> {
+    match found {
+        Ok(Slot::Put(value)) => Ok(Some(value)),
+        Ok(Slot::Gone) => Ok(None),
+        Err(runs) => tree::find_in(&runs, key),
     }
 }
 

@@ -121,6 +121,12 @@ impl<K: TableKey> Table<K> {
         }
     }
 
+    /// About how many of its entries are settled, by the first key of each block.
+    pub(super) fn settled(&self, is_settled: &dyn Fn(&K) -> bool) -> u64 {
+        let blocks = self.blocks.iter().filter(|block| is_settled(&block.first)).count() as u64;
+        (self.puts + self.gones) * blocks / self.blocks.len() as u64
+    }
+
     fn block(&self, n: usize) -> Result<Arc<Vec<u8>>, DirError> {
         let block = &self.blocks[n];
         let mut bytes = vec![0; block.len as usize];

@@ -3,9 +3,10 @@
 //!
 //! Merging is lazy: eight runs of about the same size become one ([`FAN`]), so a row is rewritten about as
 //! often as the number of rows has digits to the base of eight. Tables that overlap with no other are
-//! handed over as they are. When a third of what is stored only says that another third is deleted, all
-//! runs are merged into one, which gives the room back. Deletes of rows that are written once cancel
-//! their puts wherever they meet; what is at or below a lane's ack level is left out of every merge.
+//! handed over as they are. When deletes, and rows that are settled (at or below their lane's ack level),
+//! are half as many as all puts, all runs are merged into one, which gives the room back. Deletes of rows
+//! that are written once cancel their puts wherever they meet; what is settled is left out of every flush
+//! and every merge.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use super::bytes::Value;
 use super::files::DirError;
 use super::layout::Kind;
+pub(super) use super::table::TABLE as LARGEST_TABLE;
 use super::table::{Cursor, Slot, TABLE, Table, TableKey, Writer};
 
 /// Runs of one size that are merged into one of the next.
@@ -134,6 +136,16 @@ impl<K: TableKey> Tree<K> {
         }
     }
 
+    /// Forgets a range of keys that nobody will ask for again.
+    pub(super) fn forget(&mut self, from: K, to: K) {
+        while let Some((key, _)) = self.active.range(from.clone()..=to.clone()).next() {
+            let key = key.clone();
+            if let Some(Slot::Gone) = self.active.remove(&key) {
+                self.gones -= 1;
+            }
+        }
+    }
+
     /// Whether its deletes should reach the tables soon, because they would free about as much as is there.
     pub(super) fn is_mostly_gone(&self) -> bool {
         self.kind.once() && self.gones >= FEW_GONES && {
@@ -165,12 +177,27 @@ impl<K: TableKey> Tree<K> {
         View { recent, sealed: self.sealed.clone(), runs: self.runs.clone(), from, to, limit }
     }
 
+    /// The same, but looking at a bounded number of entries in memory, which holds up the writer. The key is
+    /// where it was cut, if it was: there may be more beyond.
+    pub(super) fn view_some(&self, from: Bound<K>, to: Bound<K>, limit: usize) -> (View<K>, Option<K>) {
+        let most = limit.saturating_add(4096);
+        let cut = match is_empty(&from, &to) {
+            true => None,
+            false => self.active.range((from.clone(), to.clone())).nth(most).map(|(key, _)| key.clone()),
+        };
+        let to = cut.clone().map_or(to, Bound::Included);
+        (self.view(from, to, limit), cut)
+    }
+
     /// What a key stands for, as far as memory knows; the runs to ask if it does not.
-    pub(super) fn find(&self, key: &K) -> Result<Slot, Arc<Vec<Run<K>>>> {
+    pub(super) fn find(&self, key: &K) -> Found<K> {
         let sealed = || self.sealed.as_ref().and_then(|sealed| sealed.get(key));
         self.active.get(key).or_else(sealed).cloned().ok_or_else(|| self.runs.clone())
     }
 }
+
+/// What memory knows of a key, or the runs to ask.
+pub(super) type Found<K> = Result<Slot, Arc<Vec<Run<K>>>>;
 
 /// What a key stands for in some runs.
 pub(super) fn find_in<K: TableKey>(runs: &[Run<K>], key: &K) -> Result<Option<Value>, DirError> {
@@ -349,15 +376,31 @@ impl<'a, K: TableKey> Merge<'a, K> {
 }
 
 /// Which runs to merge next, by their places; None if there is nothing to do.
-pub(super) fn choose<K: TableKey>(runs: &[Run<K>]) -> Option<std::ops::Range<usize>> {
+pub(super) fn choose<K: TableKey>(
+    runs: &[Run<K>],
+    is_settled: &dyn Fn(&K) -> bool,
+) -> Option<std::ops::Range<usize>> {
+    if is_urgent(runs) {
+        return same_size(runs);
+    }
     let (mut puts, mut gones) = (0, 0);
     for part in runs.iter().flat_map(|run| &run.parts) {
         puts += part.table.puts;
-        gones += part.table.gones;
+        gones += part.table.gones + part.table.settled(is_settled);
     }
     if gones >= FEW_GONES && gones * 2 >= puts {
         return Some(0..runs.len());
     }
+    same_size(runs)
+}
+
+/// Whether so many small runs have come that nothing else should be merged first.
+pub(super) fn is_urgent<K>(runs: &[Run<K>]) -> bool {
+    runs.iter().take_while(|run| run.tier == 0).count() >= 2 * FAN
+}
+
+/// Runs of the same size that follow each other, if they are many.
+fn same_size<K>(runs: &[Run<K>]) -> Option<std::ops::Range<usize>> {
     let mut start = 0;
     while start < runs.len() {
         let same = runs[start..].iter().take_while(|run| run.tier == runs[start].tier).count();
@@ -369,11 +412,12 @@ pub(super) fn choose<K: TableKey>(runs: &[Run<K>]) -> Option<std::ops::Range<usi
     None
 }
 
-/// Where new tables get their numbers and their place, and who may stop a merge.
+/// Where new tables get their numbers and their place, who may stop a merge, and whether there is room.
 pub(super) struct Making<'a> {
     pub(super) dir: &'a Path,
     pub(super) number: &'a dyn Fn() -> u64,
     pub(super) stop: &'a dyn Fn() -> bool,
+    pub(super) room: &'a dyn Fn() -> Result<(), DirError>,
 }
 
 /// Writes entries in order into tables of bounded size. Until they are handed over they are nobody's, and
@@ -394,7 +438,10 @@ impl<'a, K: TableKey> Tables<'a, K> {
     fn add(&mut self, key: &K, slot: &Slot) -> Result<(), DirError> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
-            none => none.insert(Writer::create(self.making.dir, (self.making.number)(), self.kind)?),
+            none => {
+                (self.making.room)()?;
+                none.insert(Writer::create(self.making.dir, (self.making.number)(), self.kind)?)
+            }
         };
         writer.add(key, slot)
     }
@@ -437,6 +484,7 @@ pub(super) fn flush<'a, K: TableKey>(
     kind: Kind,
     memory: &Memory<K>,
     bottom: bool,
+    is_settled: &dyn Fn(&K) -> bool,
     making: &'a Making<'a>,
 ) -> Result<Tables<'a, K>, DirError> {
     let mut tables = Tables::new(kind, making);
@@ -450,7 +498,7 @@ pub(super) fn flush<'a, K: TableKey>(
         if tables.is_full() || first_put == Some(key) {
             tables.end()?;
         }
-        if !(bottom && matches!(slot, Slot::Gone)) {
+        if !(bottom && matches!(slot, Slot::Gone) || is_settled(key)) {
             tables.add(key, slot)?;
         }
     }
@@ -458,25 +506,18 @@ pub(super) fn flush<'a, K: TableKey>(
     Ok(tables)
 }
 
-/// What became of a merge.
-pub(super) enum Merged {
-    /// It is done.
-    Done,
-    /// It was told to stop.
-    Stopped,
-}
-
 /// Merges runs into one. Each time a table is full, `commit` gets the parts made since the last time and
-/// the key up to which the runs are merged (None: to their end): what is merged can be let go at once,
-/// so a merge never needs much room.
+/// the key up to which the runs are merged (None: to their end), and says whether to go on. What is merged
+/// can be let go at once, so a merge needs no more room than a table of each run. Large tables that overlap
+/// with no other are carried over as they are.
 pub(super) fn merge<K: TableKey>(
     kind: Kind,
     runs: &[Run<K>],
     bottom: bool,
-    keep: &dyn Fn(&K) -> bool,
+    is_settled: &dyn Fn(&K) -> bool,
     making: &Making<'_>,
-    mut commit: impl FnMut(Vec<Part<K>>, Option<&K>) -> Result<(), DirError>,
-) -> Result<Merged, DirError> {
+    mut commit: impl FnMut(Vec<Part<K>>, Option<&K>) -> Result<bool, DirError>,
+) -> Result<(), DirError> {
     let mut tables = Tables::new(kind, making);
     let mut parts: Vec<(usize, &Part<K>)> = Vec::new();
     for (age, run) in runs.iter().enumerate() {
@@ -494,7 +535,10 @@ pub(super) fn merge<K: TableKey>(
         }
         let (group, others) = rest.split_at(together);
         rest = others;
-        if together == 1 && !(bottom && first.1.table.gones > 0) {
+        let table = &first.1.table;
+        let as_it_is = !(bottom && table.gones > 0) && table.settled(is_settled) == 0;
+        if together == 1 && as_it_is && table.len >= TABLE / 4 {
+            tables.end()?;
             tables.carry(first.1.clone());
             continue;
         }
@@ -509,25 +553,27 @@ pub(super) fn merge<K: TableKey>(
             let (key, slot, older_put) = next?;
             seen = seen.wrapping_add(1);
             if seen.is_multiple_of(1024) && (making.stop)() {
-                return Ok(Merged::Stopped);
+                return Ok(());
             }
-            let wanted = match slot {
-                Slot::Put(_) => keep(&key),
-                Slot::Gone => !(bottom || kind.once() && older_put),
+            let is_void = match slot {
+                Slot::Put(_) => false,
+                Slot::Gone => bottom || kind.once() && older_put,
             };
-            if !wanted {
+            if is_void || is_settled(&key) {
                 continue;
             }
             tables.add(&key, &slot)?;
             if tables.is_full() {
                 tables.end()?;
-                commit(tables.hand_over(), Some(&key))?;
+                if !commit(tables.hand_over(), Some(&key))? {
+                    return Ok(());
+                }
             }
         }
-        tables.end()?;
     }
+    tables.end()?;
     commit(tables.hand_over(), None)?;
-    Ok(Merged::Done)
+    Ok(())
 }
 
 /// The smallest key of a part, or one that is not above it.

@@ -9,6 +9,7 @@ mod disks;
 mod formats;
 mod killed;
 mod model;
+mod moments;
 mod plan;
 mod space;
 mod support;

@@ -86,3 +86,21 @@ fn what_went_through_leaves_next_to_nothing_behind() {
         assert!(left < 40_000, "round {round} of 60,000 tasks leaves {left} entries");
     }
 }
+
+/// Each opening writes what the log held into tables of its own.
+#[test]
+fn many_openings_leave_few_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..100 {
+        let store = Embedded::open(dir.path(), small(1 << 16)).unwrap();
+        let epoch = block_on(store.take(SHARD)).unwrap().epoch;
+        let tasks = (1..=10).map(|n| accepted(round * 10 + n)).collect();
+        block_on(store.commit(SHARD, epoch, tasks)).unwrap();
+        block_on(store.rest()).unwrap();
+    }
+    let info = embedded::info(dir.path(), &mut |_, _| {}).unwrap();
+    for of in &info.tables {
+        // Less than eight runs of each size, of two sizes.
+        assert!(of.tables <= 16, "{} tables of {}", of.tables, of.kind);
+    }
+}

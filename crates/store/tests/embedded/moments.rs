@@ -1,0 +1,69 @@
+//! A read shows one moment, and none that was over when it began.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use evenhand_core::backlog::{Charge, Cost, Level, Weight};
+use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
+use evenhand_core::{Change, Row, Task};
+use evenhand_store::{Embedded, Store};
+
+use crate::support::{block_on, small};
+
+const SHARD: ShardId = ShardId(0);
+const LANE: LaneId = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
+const ID: TaskId = TaskId(1);
+const MOVES: u16 = 400;
+
+fn level(attempt: u16) -> Level {
+    Level::new(Default::default(), attempt.into())
+}
+
+fn task() -> Task {
+    Task {
+        id: ID,
+        lane: LANE,
+        level: Some(level(1)),
+        key: Key::shared(),
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+        attempt: 1,
+        max_attempts: 1_000,
+        accepted: Millis(0),
+        payload: [].into(),
+    }
+}
+
+fn row(attempt: u16) -> Row {
+    Row { level: level(attempt), attempt, ..task().row().unwrap() }
+}
+
+#[test]
+fn a_task_that_moves_all_the_time_is_never_seen_where_it_was_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Embedded::open(dir.path(), small(1 << 14)).unwrap();
+    let epoch = block_on(store.take(SHARD)).unwrap().epoch;
+    block_on(store.commit(SHARD, epoch, vec![Change::Accepted(task())])).unwrap();
+    let acknowledged = AtomicU16::new(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for attempt in 2..=MOVES {
+                let aside = Change::SetAside { task: ID, lane: LANE, level: level(attempt - 1) };
+                let back = Change::Requeued { task: ID, lane: LANE, from: None, row: row(attempt) };
+                block_on(store.commit(SHARD, epoch, vec![aside])).unwrap();
+                block_on(store.commit(SHARD, epoch, vec![back])).unwrap();
+                acknowledged.store(attempt, Ordering::SeqCst);
+            }
+        });
+        loop {
+            let before = acknowledged.load(Ordering::SeqCst);
+            let found = block_on(store.read_task(SHARD, ID)).unwrap().unwrap();
+            let listed = block_on(store.list_tasks(SHARD, None, TaskId(0), 10)).unwrap().tasks;
+            for found in [&found, &listed[0]] {
+                assert!(found.attempt >= before, "attempt {} after {before}", found.attempt);
+                assert!(found.level.is_none_or(|at| at == level(found.attempt)), "{found:?}");
+            }
+            if before == MOVES {
+                break;
+            }
+        }
+    });
+}
