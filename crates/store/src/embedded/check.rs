@@ -11,12 +11,13 @@ use evenhand_core::names::{Epoch, ShardId, TaskId};
 use evenhand_core::{Bounds, Shard};
 
 use super::bytes::checksum;
-use super::engine::{Loaded, Settled, load};
 use super::files::{About, Dir, DirError, FORMAT, damaged};
 use super::layout::{self, Kind, LanePrefix, RowKey};
+use super::opening::{Loaded, load};
 use super::reads::{Reads, row};
 use super::table::{Slot, Table, TableKey};
 use super::tree::Run;
+use super::trees::Settled;
 
 /// Is told how far the work is: bytes done, and bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

@@ -3,8 +3,10 @@
 //! Commits go to a log ([`log`]) and to sorted maps in memory; from time to time what is in memory is
 //! written into sorted tables ([`table`]), which are merged now and then ([`tree`]); the manifest
 //! ([`manifest`]) says which of them count. Everything on disk has a checksum that is looked at when it
-//! is read. Read `layout` for what a change becomes on disk, `engine` for who does what and when.
+//! is read. Read `layout` for what a change becomes on disk, `engine` for who does what and when, then
+//! `opening`, `writer` and `background`.
 
+mod background;
 mod bytes;
 mod check;
 mod engine;
@@ -12,9 +14,12 @@ mod files;
 mod layout;
 mod log;
 mod manifest;
+mod opening;
 mod reads;
 mod table;
 mod tree;
+mod trees;
+mod writer;
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};

@@ -9,11 +9,11 @@ use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Metadata, Row, Task};
 
 use super::bytes::Value;
-use super::engine::{Planted, Trees};
 use super::files::DirError;
 use super::layout::{self, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::table::Slot;
 use super::tree::{self, Found};
+use super::trees::{Planted, Trees};
 use crate::{Listing, Page};
 
 /// Rows read at once when all are wanted: what is held in memory on the way.

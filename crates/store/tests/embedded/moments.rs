@@ -12,7 +12,7 @@ use crate::support::{block_on, small};
 const SHARD: ShardId = ShardId(0);
 const LANE: LaneId = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
 const ID: TaskId = TaskId(1);
-const MOVES: u16 = 400;
+const MOVES: u16 = 5_000;
 
 fn level(attempt: u16) -> Level {
     Level::new(Default::default(), attempt.into())
@@ -42,24 +42,27 @@ fn a_task_that_moves_all_the_time_is_never_seen_where_it_was_before() {
     let store = Embedded::open(dir.path(), small(1 << 14)).unwrap();
     let epoch = block_on(store.take(SHARD)).unwrap().epoch;
     block_on(store.commit(SHARD, epoch, vec![Change::Accepted(task())])).unwrap();
-    let acknowledged = AtomicU16::new(1);
+    // The attempt that it was last requeued for, and the one whose place it last left.
+    let (acknowledged, left) = (AtomicU16::new(1), AtomicU16::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for attempt in 2..=MOVES {
                 let aside = Change::SetAside { task: ID, lane: LANE, level: level(attempt - 1) };
                 let back = Change::Requeued { task: ID, lane: LANE, from: None, row: row(attempt) };
                 block_on(store.commit(SHARD, epoch, vec![aside])).unwrap();
+                left.store(attempt - 1, Ordering::SeqCst);
                 block_on(store.commit(SHARD, epoch, vec![back])).unwrap();
                 acknowledged.store(attempt, Ordering::SeqCst);
             }
         });
         loop {
             let before = acknowledged.load(Ordering::SeqCst);
+            let gone = level(left.load(Ordering::SeqCst));
             let found = block_on(store.read_task(SHARD, ID)).unwrap().unwrap();
             let listed = block_on(store.list_tasks(SHARD, None, TaskId(0), 10)).unwrap().tasks;
             for found in [&found, &listed[0]] {
                 assert!(found.attempt >= before, "attempt {} after {before}", found.attempt);
-                assert!(found.level.is_none_or(|at| at == level(found.attempt)), "{found:?}");
+                assert!(found.level.is_none_or(|at| at == level(found.attempt) && at > gone), "{found:?}");
             }
             if before == MOVES {
                 break;

@@ -1,0 +1,263 @@
+//! What goes on behind the writer: the flusher turns what is in memory into tables, the merger keeps the
+//! runs few and gives room back. Both write new files only, so for want of room they wait and try again;
+//! whatever else fails fails the engine.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::engine::{Background, Flush, Shared, lock};
+use super::files::{About, DirError, sync_dir};
+use super::layout::{Kind, RecordKey, RowKey, TaskKey};
+use super::log;
+use super::manifest::Standing;
+use super::opening::add_run;
+use super::table::TableKey;
+use super::tree::{self, Making, Part, Run};
+use super::trees::{Planted, Settled, Trees};
+
+/// How long to wait for room before asking again.
+const NO_ROOM: Duration = Duration::from_millis(200);
+
+impl Shared {
+    /// Changes the manifest and then the runs. If that fails it is unknown which of them counts, so there
+    /// is no second try.
+    fn install(
+        &self,
+        change: impl FnOnce(&mut Standing),
+        then: impl FnOnce(&mut Trees),
+    ) -> Result<(), DirError> {
+        self.try_install(change, then).map_err(DirError::beyond_retry)
+    }
+
+    fn try_install(
+        &self,
+        change: impl FnOnce(&mut Standing),
+        then: impl FnOnce(&mut Trees),
+    ) -> Result<(), DirError> {
+        let mut standing = lock(&self.standing);
+        let mut next = standing.clone();
+        change(&mut next);
+        next.next_table = self.next_table.load(Ordering::SeqCst);
+        sync_dir(&self.dir.tables())?;
+        next.write(&self.dir)?;
+        let old = std::mem::replace(&mut *standing, next);
+        {
+            let mut trees = self.trees_mut();
+            trees.rows.runs = Arc::new(standing.rows.clone());
+            trees.tasks.runs = Arc::new(standing.tasks.clone());
+            trees.records.runs = Arc::new(standing.records.clone());
+            then(&mut trees);
+        }
+        let live: BTreeSet<u64> = standing.numbers().into_iter().collect();
+        let paths = table_paths(&old);
+        drop(standing);
+        for (number, path) in paths {
+            if !live.contains(&number) {
+                std::fs::remove_file(&path).about(&path, "removing")?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush_all(&self) {
+        loop {
+            let flush = {
+                let mut background = lock(&self.background);
+                loop {
+                    if self.is_over() {
+                        return;
+                    }
+                    if let Some(flush) = background.flush.clone() {
+                        break flush;
+                    }
+                    background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            match self.flush_tables(&flush) {
+                Ok(()) => {
+                    let mut background = lock(&self.background);
+                    background.flush = None;
+                    background.no_room_to_flush = None;
+                    background.merge = true;
+                    self.turned.notify_all();
+                }
+                Err(error) => self.wait_for_room(error, |background| &mut background.no_room_to_flush),
+            }
+        }
+    }
+
+    fn flush_tables(&self, flush: &Flush) -> Result<(), DirError> {
+        let making = Making {
+            dir: &self.dir.tables(),
+            number: &|| self.next_table.fetch_add(1, Ordering::SeqCst),
+            stop: &|| false,
+            room: &|| Ok(()),
+        };
+        let (bottom, acks) = {
+            let trees = self.trees();
+            let runs = [trees.rows.runs.len(), trees.tasks.runs.len(), trees.records.runs.len()];
+            (runs.map(|runs| runs == 0), trees.acks.clone())
+        };
+        let is_settled = |key: &RowKey| key.is_settled(&acks);
+        let mut rows = tree::flush(Kind::Rows, &flush.rows, bottom[0], &is_settled, &making)?;
+        let mut tasks = tree::flush(Kind::Tasks, &flush.tasks, bottom[1], &|_| false, &making)?;
+        let mut records = tree::flush(Kind::Records, &flush.records, bottom[2], &|_| false, &making)?;
+        self.install(
+            |standing| {
+                add_run(standing, rows.hand_over());
+                add_run(standing, tasks.hand_over());
+                add_run(standing, records.hand_over());
+                standing.flushed = flush.through;
+                standing.segment = flush.segment + 1;
+            },
+            |trees| {
+                trees.rows.sealed = None;
+                trees.tasks.sealed = None;
+                trees.records.sealed = None;
+            },
+        )?;
+        let used = log::segment_path(&self.dir.log(), flush.segment);
+        let spare = log::prepare_spare(&self.dir.log(), Some(&used), self.options.segment);
+        spare.map_err(DirError::beyond_retry)
+    }
+
+    /// Waits for room, or fails the engine if that is not what is missing. New tables are new files, so
+    /// trying again is no retry on a doubtful state.
+    fn wait_for_room(&self, error: DirError, whose: fn(&mut Background) -> &mut Option<DirError>) {
+        if !matches!(error, DirError::Io { full: true, .. }) {
+            return self.fail(error.into());
+        }
+        let mut background = lock(&self.background);
+        *whose(&mut background) = Some(error);
+        self.turned.notify_all();
+        drop(self.turned.wait_timeout_while(background, NO_ROOM, |_| !self.is_over()));
+    }
+
+    pub(super) fn merge_all(&self) {
+        loop {
+            {
+                let mut background = lock(&self.background);
+                while !background.merge && !self.is_over() {
+                    background = self.turned.wait(background).unwrap_or_else(PoisonError::into_inner);
+                }
+                (background.merge, background.merging) = (false, true);
+            }
+            loop {
+                if self.is_over() {
+                    return;
+                }
+                let merged = self.merge_one::<RowKey>().and_then(|rows| {
+                    let tasks = self.merge_one::<TaskKey>()?;
+                    Ok(rows | tasks | self.merge_one::<RecordKey>()?)
+                });
+                match merged {
+                    Ok(true) => lock(&self.background).no_room_to_merge = None,
+                    Ok(false) => break,
+                    Err(error) => self.wait_for_room(error, |background| &mut background.no_room_to_merge),
+                }
+                self.turned.notify_all();
+            }
+            lock(&self.background).merging = false;
+            self.turned.notify_all();
+        }
+    }
+
+    /// Merges some runs of a kind, if there is a reason to.
+    fn merge_one<K: Planted + Settled>(&self) -> Result<bool, DirError> {
+        let (kind, runs, acks) = {
+            let trees = self.trees();
+            let tree = K::tree(&trees);
+            (tree.kind, tree.runs.clone(), trees.acks.clone())
+        };
+        let is_settled = |key: &K| key.is_settled(&acks);
+        let Some(range) = tree::choose(&runs, &is_settled) else { return Ok(false) };
+        let bottom = range.end == runs.len();
+        let group = &runs[range.clone()];
+        let ids: Vec<u64> = group.iter().map(|run| run.id).collect();
+        let deepest = group.iter().map(|run| run.tier).max().unwrap_or(0);
+        // A merge of everything keeps the size class of the largest.
+        let tier = if bottom && group[0].tier != deepest { deepest } else { deepest.saturating_add(1) };
+        let target = {
+            let mut standing = lock(&self.standing);
+            standing.next_run += 1;
+            standing.next_run - 1
+        };
+        let small = group[0].tier == 0;
+        let making = Making {
+            dir: &self.dir.tables(),
+            number: &|| self.next_table.fetch_add(1, Ordering::SeqCst),
+            stop: &|| self.is_over(),
+            room: &|| self.room_to_merge(),
+        };
+        tree::merge(kind, group, bottom, &is_settled, &making, |parts, through| {
+            self.install(
+                |standing| replace_runs(K::runs(standing), &ids, target, tier, parts, through),
+                |_| {},
+            )?;
+            // A long merge lets the small ones go first: commits would have to wait for those.
+            Ok(small || !self.is_merge_urgent())
+        })?;
+        Ok(true)
+    }
+
+    fn is_merge_urgent(&self) -> bool {
+        let trees = self.trees();
+        tree::is_urgent(&trees.rows.runs)
+            || tree::is_urgent(&trees.tasks.runs)
+            || tree::is_urgent(&trees.records.runs)
+    }
+
+    /// A merge leaves the flusher room for what two segments hold: without a flush nothing can end.
+    fn room_to_merge(&self) -> Result<(), DirError> {
+        let (free, needed) = (self.dir.free()?, 4 * self.options.segment + tree::LARGEST_TABLE);
+        if free >= needed || self.options.floor == 0 {
+            return Ok(());
+        }
+        let what = format!("merging needs {} MiB to be free, there are {}", needed >> 20, free >> 20);
+        Err(DirError::Io { file: self.dir.tables(), what, full: true })
+    }
+}
+
+fn table_paths(standing: &Standing) -> Vec<(u64, PathBuf)> {
+    fn of<K>(runs: &[Run<K>]) -> impl Iterator<Item = (u64, PathBuf)> {
+        runs.iter().flat_map(|run| &run.parts).map(|part| (part.table.number, part.table.path.clone()))
+    }
+    of(&standing.rows).chain(of(&standing.tasks)).chain(of(&standing.records)).collect()
+}
+
+/// Puts newly made parts in the place of what was merged: up to a key, or everything.
+fn replace_runs<K: TableKey>(
+    runs: &mut Vec<Run<K>>,
+    merged: &[u64],
+    target: u64,
+    tier: u8,
+    made: Vec<Part<K>>,
+    through: Option<&K>,
+) {
+    let is_merged = |run: &Run<K>| merged.contains(&run.id);
+    match runs.iter_mut().find(|run| run.id == target) {
+        Some(run) => run.parts.extend(made),
+        None => {
+            // Behind the oldest of them, and before what is older still.
+            let place = runs.iter().rposition(is_merged).map_or(runs.len(), |last| last + 1);
+            runs.insert(place, Run { id: target, tier, parts: made });
+        }
+    }
+    match through {
+        None => runs.retain(|run| !is_merged(run)),
+        Some(key) => {
+            for run in runs.iter_mut().filter(|run| is_merged(run)) {
+                run.parts.retain(|part| part.table.last > *key);
+                for part in &mut run.parts {
+                    if part.table.first <= *key {
+                        part.above = Some(key.clone());
+                    }
+                }
+            }
+        }
+    }
+    runs.retain(|run| !run.parts.is_empty());
+}
