@@ -182,6 +182,23 @@ fn the_largest_call_is_accepted() {
 }
 
 #[test]
+fn without_room_in_the_store_new_tasks_are_refused_until_there_is_some() {
+    let mut shard = shard();
+    let mut lines = Vec::new();
+    for enough in [false, true] {
+        shard.step(Millis(0), Input::Room { enough }, &mut Vec::new());
+        lines.push(enqueue(&mut shard, vec![task()]));
+    }
+    check_all(
+        lines,
+        expect![[r#"
+        limited: the store has no room for new tasks; send this again when space has been made
+        5 changes
+    "#]],
+    );
+}
+
+#[test]
 fn times_in_the_far_past_and_future_are_only_numbers() {
     let mut shard = shard();
     let mut effects = Vec::new();

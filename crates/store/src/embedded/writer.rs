@@ -132,10 +132,12 @@ impl Writer {
                 pending.into_iter().for_each(|pending| pending.answer(Ok(())));
                 let applied = trees.apply(&frame, log::FRAME_HEADER, end);
                 drop(trees);
-                self.flush_early();
-                if applied.is_none() {
-                    let what = "a commit could not be applied; this is a bug".into();
-                    self.shared.fail(StoreError::Corrupt { what });
+                match applied {
+                    Some(()) => self.flush_early(),
+                    None => {
+                        let what = "a commit could not be applied; this is a bug".into();
+                        self.shared.fail(StoreError::Corrupt { what });
+                    }
                 }
             }
             Err(error) => {
@@ -161,7 +163,8 @@ impl Writer {
             let trees = self.shared.trees();
             trees.rows.is_mostly_gone() || trees.tasks.is_mostly_gone()
         };
-        if !mostly_gone || lock(&self.shared.background).flush.is_some() {
+        let busy = || lock(&self.shared.background).flush.is_some() || self.shared.most_runs() > MOST_RUNS;
+        if !mostly_gone || busy() {
             return;
         }
         match self.rotate() {
