@@ -17,7 +17,8 @@ use tempfile::TempDir;
 /// A store with three tasks of one queue.
 fn given() -> TempDir {
     let dir = TempDir::new().unwrap();
-    let store = Embedded::open(dir.path(), Options { segment: 1 << 16, floor: 0 }).unwrap();
+    let store =
+        Embedded::open(dir.path(), Options { segment: 1 << 16, floor: 0, ..Options::default() }).unwrap();
     let epoch = wait(store.take(ShardId(0))).unwrap().epoch;
     let lane = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
     let key = Key::new("acme").unwrap();
@@ -167,7 +168,8 @@ fn what_is_no_store_is_said_to_be_none_and_left_alone() {
 #[test]
 fn a_store_that_is_open_is_not_looked_into() {
     let dir = given();
-    let _open = Embedded::open(dir.path(), Options { segment: 1 << 16, floor: 0 }).unwrap();
+    let _open =
+        Embedded::open(dir.path(), Options { segment: 1 << 16, floor: 0, ..Options::default() }).unwrap();
     check(
         "check",
         dir.path(),

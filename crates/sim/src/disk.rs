@@ -36,7 +36,7 @@ impl Disk {
 
     fn store(&mut self) -> Result<&Embedded, String> {
         if self.store.is_none() {
-            let options = Options { segment: self.segment, floor: 0 };
+            let options = Options { segment: self.segment, floor: 0, table: self.segment };
             let opened = Embedded::open(self.dir.path(), options);
             self.store = Some(opened.map_err(|error| format!("the store does not open again: {error}"))?);
         }

@@ -30,7 +30,7 @@ const PATIENCE: u32 = 20;
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let dir = arguments.next().unwrap();
-    let mut options = Options { segment: 64 * 1024, floor: 0 };
+    let mut options = Options { segment: 64 * 1024, floor: 0, table: 64 * 1024 };
     let (mut commits, mut hold) = (u64::MAX, false);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().unwrap().parse().unwrap();

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use super::Options;
 use super::engine::{Background, Flush, Shared, lock};
 use super::files::{About, DirError, sync_dir};
 use super::layout::{Kind, RecordKey, RowKey, TaskKey};
@@ -95,6 +96,7 @@ impl Shared {
             number: &|| self.next_table.fetch_add(1, Ordering::SeqCst),
             stop: &|| false,
             room: &|| Ok(()),
+            table: self.options.table,
         };
         let (bottom, acks) = {
             let trees = self.trees();
@@ -160,7 +162,10 @@ impl Shared {
                 }
                 self.turned.notify_all();
             }
-            lock(&self.background).merging = false;
+            {
+                let mut background = lock(&self.background);
+                (background.merging, background.no_room_to_merge) = (false, None);
+            }
             self.turned.notify_all();
         }
     }
@@ -185,12 +190,13 @@ impl Shared {
             standing.next_run += 1;
             standing.next_run - 1
         };
-        let small = group[0].tier == 0;
+        let small = deepest == 0;
         let making = Making {
             dir: &self.dir.tables(),
             number: &|| self.next_table.fetch_add(1, Ordering::SeqCst),
             stop: &|| self.is_over(),
             room: &|| self.room_to_merge(),
+            table: self.options.table,
         };
         tree::merge(kind, group, bottom, &is_settled, &making, |parts, through| {
             self.install(
@@ -212,8 +218,9 @@ impl Shared {
 
     /// A merge leaves the flusher room for what two segments hold: without a flush nothing can end.
     fn room_to_merge(&self) -> Result<(), DirError> {
-        let (free, needed) = (self.dir.free()?, 4 * self.options.segment + tree::LARGEST_TABLE);
-        if free >= needed || self.options.floor == 0 {
+        let Options { segment, floor, table } = self.options;
+        let (free, needed) = (self.dir.free()?, (4 * segment + table).min(floor / 2));
+        if free >= needed {
             return Ok(());
         }
         let what = format!("merging needs {} MiB to be free, there are {}", needed >> 20, free >> 20);
@@ -252,7 +259,8 @@ fn replace_runs<K: TableKey>(
             for run in runs.iter_mut().filter(|run| is_merged(run)) {
                 run.parts.retain(|part| part.table.last > *key);
                 for part in &mut run.parts {
-                    if part.table.first <= *key {
+                    // A merge that stopped half way may have come further than this one is yet.
+                    if part.table.first <= *key && part.above.as_ref().is_none_or(|above| above < key) {
                         part.above = Some(key.clone());
                     }
                 }
@@ -260,4 +268,27 @@ fn replace_runs<K: TableKey>(
         }
     }
     runs.retain(|run| !run.parts.is_empty());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded::layout::task_key;
+    use crate::embedded::table::{Slot, Writer};
+    use evenhand_core::names::{ShardId, TaskId};
+
+    // A merge stopped after it had merged all up to 50; the next one of the same runs is at 20.
+    #[test]
+    fn what_an_earlier_merge_took_over_does_not_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = |id| task_key(ShardId(0), TaskId(id));
+        let mut writer = Writer::create(dir.path(), 1, Kind::Tasks).unwrap();
+        (1..=100).for_each(|id| writer.add(&key(id), &Slot::Gone).unwrap());
+        let table = Arc::new(writer.finish(dir.path(), Kind::Tasks).unwrap());
+        let mut runs = vec![Run { id: 1, tier: 0, parts: vec![Part { table, above: Some(key(50)) }] }];
+        for (through, above) in [(20, 50), (70, 70)] {
+            replace_runs(&mut runs, &[1], 2, 1, Vec::new(), Some(&key(through)));
+            assert_eq!(runs[0].parts[0].above, Some(key(above)));
+        }
+    }
 }

@@ -46,11 +46,14 @@ pub struct Options {
     /// Free bytes of the file system below which no new tasks are accepted, so that those that were can be
     /// finished. Merges leave a part of it to the flusher. 0: take all there is.
     pub floor: u64,
+    /// Bytes after which a table is full and another begins. A merge takes as many of them as it merges
+    /// runs, for a while; each is an open file.
+    pub table: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { segment: 32 * 1024 * 1024, floor: 512 * 1024 * 1024 }
+        Options { segment: 32 * 1024 * 1024, floor: 512 * 1024 * 1024, table: 64 * 1024 * 1024 }
     }
 }
 
@@ -145,7 +148,7 @@ impl Embedded {
         let (answer, answered) = oneshot::channel();
         let store = self.clone();
         // Opening waits for the disk, which no caller should.
-        std::thread::spawn(move || {
+        let open = move || {
             let opened = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 drop(failed);
                 Ok(Engine::open(&store.inner.dir, store.inner.options.clone())?)
@@ -157,7 +160,12 @@ impl Embedded {
             };
             *store.state() = state;
             drop(answer.send(result));
-        });
+        };
+        if let Err(error) = std::thread::Builder::new().name("store opener".into()).spawn(open) {
+            let error = self.unavailable(&format!("starting a thread to open it again: {error}"));
+            *self.state() = State::Closed(error.clone());
+            return Err(error);
+        }
         answered.await.unwrap_or_else(|_| Err(self.unavailable("opening it again failed")))
     }
 }

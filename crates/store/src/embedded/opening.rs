@@ -110,6 +110,7 @@ pub(super) fn checkpoint(
             number: &|| next_table.fetch_add(1, Ordering::SeqCst),
             stop: &|| false,
             room: &|| Ok(()),
+            table: options.table,
         };
         flush_one(&mut standing, &trees.rows.seal(), Kind::Rows, &making)?;
         flush_one(&mut standing, &trees.tasks.seal(), Kind::Tasks, &making)?;
@@ -135,8 +136,8 @@ pub(super) fn checkpoint(
     standing.segment = segment.number;
     standing.write(dir)?;
     // Those that were read, and those that a flush did not come to give away.
-    for (number, _, path) in numbered(&log)? {
-        if number < segment.number {
+    for (number, kind, path) in numbered(&log)? {
+        if kind == "log" && number < segment.number {
             log::prepare_spare(&log, Some(&path), options.segment)?;
         }
     }

@@ -213,7 +213,8 @@ pub(super) trait Reads {
                 .ok_or_else(|| unreadable_record(&key))?;
         }
         for id in aside {
-            let task = self.task(shard, id)?;
+            // Of another moment: if a successor has moved it since, that is found out by the epoch.
+            let task = self.task(shard, id)?.filter(|task| task.level.is_none());
             metadata
                 .aside
                 .push(task.ok_or_else(|| unreadable(format_args!("task {id}, which is set aside,")))?);

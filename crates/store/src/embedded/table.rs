@@ -41,8 +41,6 @@ pub(super) enum Slot {
 
 /// Bytes of a block: one read of the disk, and little to look through.
 const BLOCK: usize = 16 * 1024;
-/// Bytes after which a table is full and another begins.
-pub(super) const TABLE: u64 = 64 * 1024 * 1024;
 const FOOT: usize = 64;
 const MAGIC: &[u8; 8] = b"EVENHTAB";
 const SEED: u64 = 3;

@@ -18,8 +18,7 @@ use std::sync::Arc;
 use super::bytes::Value;
 use super::files::DirError;
 use super::layout::Kind;
-pub(super) use super::table::TABLE as LARGEST_TABLE;
-use super::table::{Cursor, Slot, TABLE, Table, TableKey, Writer};
+use super::table::{Cursor, Slot, Table, TableKey, Writer};
 
 /// Runs of one size that are merged into one of the next.
 pub(super) const FAN: usize = 8;
@@ -418,6 +417,8 @@ pub(super) struct Making<'a> {
     pub(super) number: &'a dyn Fn() -> u64,
     pub(super) stop: &'a dyn Fn() -> bool,
     pub(super) room: &'a dyn Fn() -> Result<(), DirError>,
+    /// Bytes after which a table is full.
+    pub(super) table: u64,
 }
 
 /// Writes entries in order into tables of bounded size. Until they are handed over they are nobody's, and
@@ -447,7 +448,7 @@ impl<'a, K: TableKey> Tables<'a, K> {
     }
 
     fn is_full(&self) -> bool {
-        self.writer.as_ref().is_some_and(|writer| writer.len() >= TABLE)
+        self.writer.as_ref().is_some_and(|writer| writer.len() >= self.making.table)
     }
 
     fn end(&mut self) -> Result<(), DirError> {
@@ -537,7 +538,7 @@ pub(super) fn merge<K: TableKey>(
         rest = others;
         let table = &first.1.table;
         let as_it_is = !(bottom && table.gones > 0) && table.settled(is_settled) == 0;
-        if together == 1 && as_it_is && table.len >= TABLE / 4 {
+        if together == 1 && as_it_is && table.len >= making.table / 4 {
             tables.end()?;
             tables.carry(first.1.clone());
             continue;

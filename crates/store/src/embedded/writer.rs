@@ -69,6 +69,10 @@ impl Writer {
             let mut pending = Vec::new();
             let mut next = Some(first);
             while let Some(request) = next {
+                if let Request::Idle { .. } = request {
+                    // What came before it must not wait for it.
+                    self.write(frame.take(), std::mem::take(&mut pending));
+                }
                 self.gather(request, &mut frame, &mut pending);
                 let full = frame.as_ref().is_some_and(|frame| frame.bytes.len() >= GATHER);
                 next = if full { None } else { inbox.try_recv().ok() };

@@ -303,7 +303,8 @@ fn a_store_closed_on_a_full_disk_opens_when_there_is_room_again() {
 fn below_the_floor_tasks_are_finished_but_not_accepted() {
     let disk = Disk::new(16 * MIB);
     let ballast = disk.ballast(6 * MIB);
-    let mut owner = Owner::new(&disk.store(), Options { segment: 64 * 1024, floor: 8 * MIB });
+    let mut owner =
+        Owner::new(&disk.store(), Options { segment: 64 * 1024, floor: 8 * MIB, table: 64 * 1024 });
     let error = owner.accept_all();
     let StoreError::Full { what } = &error else { panic!("{error}") };
     let names_all = what.contains(disk.store().to_str().unwrap()) && what.contains("8 MiB");

@@ -253,7 +253,10 @@ impl World {
                 if self.dice.one_in(self.course.reopen) {
                     self.disk = None;
                     let segment = self.course.segment;
-                    self.disk = Some(Embedded::open(self.dir.path(), Options { segment, floor: 0 }).unwrap());
+                    self.disk = Some(
+                        Embedded::open(self.dir.path(), Options { segment, floor: 0, table: segment })
+                            .unwrap(),
+                    );
                 }
                 (0..2).for_each(|n| self.compare(n));
             }

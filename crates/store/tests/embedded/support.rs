@@ -21,7 +21,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 
 /// Options for small tests: a log of this size, and no floor.
 pub(crate) fn small(segment: u64) -> Options {
-    Options { segment, floor: 0 }
+    Options { segment, floor: 0, table: segment }
 }
 
 /// All files in a directory and below, in order.
