@@ -125,13 +125,13 @@ fn info_text(place: &Place, info: &Info) -> String {
         .tables
         .iter()
         .map(|kind| {
-            let counts = [kind.tables, kind.runs, kind.puts, kind.deletes].map(count);
-            let [tables, runs, puts, deletes] = counts;
-            vec![kind.kind.into(), tables, runs, puts, deletes, bytes(kind.bytes)]
+            let counts = [kind.tables, kind.layers, kind.puts, kind.deletes].map(count);
+            let [tables, layers, puts, deletes] = counts;
+            vec![kind.kind.into(), tables, layers, puts, deletes, bytes(kind.bytes)]
         })
         .collect();
     text.push('\n');
-    text.push_str(&table(&["kind", "tables", "runs", "puts", "deletes", "size"], &rows));
+    text.push_str(&table(&["kind", "tables", "layers", "puts", "deletes", "size"], &rows));
     if info.shards.is_empty() {
         text.push_str("\nno shard has been taken yet\n");
     }
@@ -170,7 +170,7 @@ fn info_text(place: &Place, info: &Info) -> String {
 fn info_json(info: &Info) -> String {
     let tables = info.tables.iter().map(|of| {
         json!({
-            "kind": of.kind, "tables": of.tables, "runs": of.runs, "puts": of.puts,
+            "kind": of.kind, "tables": of.tables, "layers": of.layers, "puts": of.puts,
             "deletes": of.deletes, "bytes": of.bytes,
         })
     });

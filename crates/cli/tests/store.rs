@@ -96,10 +96,10 @@ fn info_shows_queues_tables_and_log() {
             DIR: store format 1, 128.2 KiB
             2 commits, 2 of them in the log alone (128.0 KiB)
 
-              kind     tables  runs  puts  deletes  size
-              rows          0     0     0        0   0 B
-              tasks         0     0     0        0   0 B
-              records       0     0     0        0   0 B
+              kind     tables  layers  puts  deletes  size
+              rows          0       0     0        0   0 B
+              tasks         0       0     0        0   0 B
+              records       0       0     0        0   0 B
 
             shard 0: epoch 1, next seq 4, 1 key remembered, 0 tasks set aside
               queue   unfinished  accepted  succeeded  failed  canceled  lanes  keys

@@ -12,7 +12,7 @@ use evenhand_core::{Bounds, Input, NewTask, Run};
 use evenhand_sim::driver::{Driver, Event, SHARD, Trouble};
 use evenhand_sim::plan::Plan;
 use evenhand_sim::rng::Rng;
-use evenhand_sim::{Options, canaries, fair, play, world};
+use evenhand_sim::{Options, Report, Violation, canaries, fair, play, world};
 use evenhand_store::StoreError;
 
 const WORKER: WorkerId = WorkerId(1);
@@ -350,19 +350,21 @@ fn an_owner_that_lost_the_shard_changes_nothing() {
     assert!(old.events().iter().all(|event| !matches!(event, Event::Answered(..) | Event::Acknowledged(..))));
 }
 
+/// A chaotic world with few actions.
+fn short(seed: u64, options: world::Options) -> Result<Report, Violation> {
+    let mut rng = Rng::new(seed);
+    let plan = Plan { actions: 10, ..Plan::new(&mut rng) };
+    world::play_plan(seed, rng, plan, options)
+}
+
 // Scenario 19, as far as there are writes.
 #[test]
 fn a_crash_at_every_point_loses_nothing() {
     for seed in 0..12 {
-        let short = |options| {
-            let mut rng = Rng::new(seed);
-            let plan = Plan { actions: 10, ..Plan::new(&mut rng) };
-            world::play_plan(seed, rng, plan, options)
-        };
-        let calm = short(world::Options::default()).unwrap();
+        let calm = short(seed, world::Options::default()).unwrap();
         for crash_at in 1..calm.steps {
             let options = world::Options { crash_at: Some(crash_at), ..world::Options::default() };
-            if let Err(violation) = short(options) {
+            if let Err(violation) = short(seed, options) {
                 panic!("crash at {crash_at}: {violation}");
             }
         }
@@ -373,15 +375,10 @@ fn a_crash_at_every_point_loses_nothing() {
 #[test]
 fn a_crash_of_the_embedded_store_loses_nothing() {
     for seed in 0..3 {
-        let short = |options| {
-            let mut rng = Rng::new(seed);
-            let plan = Plan { actions: 10, ..Plan::new(&mut rng) };
-            world::play_plan(seed, rng, plan, options)
-        };
         let disk = world::Options { disk: true, ..world::Options::default() };
-        let calm = short(disk).unwrap();
+        let calm = short(seed, disk).unwrap();
         for crash_at in (1 + seed..calm.steps).step_by(17) {
-            if let Err(violation) = short(world::Options { crash_at: Some(crash_at), ..disk }) {
+            if let Err(violation) = short(seed, world::Options { crash_at: Some(crash_at), ..disk }) {
                 panic!("crash at {crash_at}: {violation}");
             }
         }

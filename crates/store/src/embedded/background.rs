@@ -1,5 +1,5 @@
 //! What goes on behind the writer: the flusher turns what is in memory into tables, the merger keeps the
-//! runs few and gives room back. Both write new files only, so for want of room they wait and try again;
+//! layers few and gives room back. Both write new files only, so for want of room they wait and try again;
 //! whatever else fails fails the engine.
 
 use std::collections::BTreeSet;
@@ -14,16 +14,16 @@ use super::files::{About, DirError, sync_dir};
 use super::layout::{Kind, RecordKey, RowKey, TaskKey};
 use super::log;
 use super::manifest::Standing;
-use super::opening::add_run;
+use super::opening::add_layer;
 use super::table::TableKey;
-use super::tree::{self, Making, Part, Run};
-use super::trees::{Planted, Settled, Trees};
+use super::tree::{self, Layer, Making, Part};
+use super::trees::{Planted, Trees};
 
 /// How long to wait for room before asking again.
 const NO_ROOM: Duration = Duration::from_millis(200);
 
 impl Shared {
-    /// Changes the manifest and then the runs. If that fails it is unknown which of them counts, so there
+    /// Changes the manifest and then the layers. If that fails it is unknown which of them counts, so there
     /// is no second try.
     fn install(
         &self,
@@ -47,9 +47,9 @@ impl Shared {
         let old = std::mem::replace(&mut *standing, next);
         {
             let mut trees = self.trees_mut();
-            trees.rows.runs = Arc::new(standing.rows.clone());
-            trees.tasks.runs = Arc::new(standing.tasks.clone());
-            trees.records.runs = Arc::new(standing.records.clone());
+            trees.rows.layers = Arc::new(standing.rows.clone());
+            trees.tasks.layers = Arc::new(standing.tasks.clone());
+            trees.records.layers = Arc::new(standing.records.clone());
             then(&mut trees);
         }
         let live: BTreeSet<u64> = standing.numbers().into_iter().collect();
@@ -100,8 +100,8 @@ impl Shared {
         };
         let (bottom, acks) = {
             let trees = self.trees();
-            let runs = [trees.rows.runs.len(), trees.tasks.runs.len(), trees.records.runs.len()];
-            (runs.map(|runs| runs == 0), trees.acks.clone())
+            let layers = [trees.rows.layers.len(), trees.tasks.layers.len(), trees.records.layers.len()];
+            (layers.map(|layers| layers == 0), trees.acks.clone())
         };
         let is_settled = |key: &RowKey| key.is_settled(&acks);
         let mut rows = tree::flush(Kind::Rows, &flush.rows, bottom[0], &is_settled, &making)?;
@@ -109,9 +109,9 @@ impl Shared {
         let mut records = tree::flush(Kind::Records, &flush.records, bottom[2], &|_| false, &making)?;
         self.install(
             |standing| {
-                add_run(standing, rows.hand_over());
-                add_run(standing, tasks.hand_over());
-                add_run(standing, records.hand_over());
+                add_layer(standing, rows.hand_over());
+                add_layer(standing, tasks.hand_over());
+                add_layer(standing, records.hand_over());
                 standing.flushed = flush.through;
                 standing.segment = flush.segment + 1;
             },
@@ -170,25 +170,25 @@ impl Shared {
         }
     }
 
-    /// Merges some runs of a kind, if there is a reason to.
-    fn merge_one<K: Planted + Settled>(&self) -> Result<bool, DirError> {
-        let (kind, runs, acks) = {
+    /// Merges some layers of a kind, if there is a reason to.
+    fn merge_one<K: Planted>(&self) -> Result<bool, DirError> {
+        let (kind, layers, acks) = {
             let trees = self.trees();
             let tree = K::tree(&trees);
-            (tree.kind, tree.runs.clone(), trees.acks.clone())
+            (tree.kind, tree.layers.clone(), trees.acks.clone())
         };
         let is_settled = |key: &K| key.is_settled(&acks);
-        let Some(range) = tree::choose(&runs, &is_settled) else { return Ok(false) };
-        let bottom = range.end == runs.len();
-        let group = &runs[range.clone()];
-        let ids: Vec<u64> = group.iter().map(|run| run.id).collect();
-        let deepest = group.iter().map(|run| run.tier).max().unwrap_or(0);
+        let Some(range) = tree::choose(&layers, &is_settled) else { return Ok(false) };
+        let bottom = range.end == layers.len();
+        let group = &layers[range.clone()];
+        let ids: Vec<u64> = group.iter().map(|layer| layer.id).collect();
+        let deepest = group.iter().map(|layer| layer.tier).max().unwrap_or(0);
         // A merge of everything keeps the size class of the largest.
         let tier = if bottom && group[0].tier != deepest { deepest } else { deepest.saturating_add(1) };
         let target = {
             let mut standing = lock(&self.standing);
-            standing.next_run += 1;
-            standing.next_run - 1
+            standing.next_layer += 1;
+            standing.next_layer - 1
         };
         let small = deepest == 0;
         let making = Making {
@@ -200,7 +200,7 @@ impl Shared {
         };
         tree::merge(kind, group, bottom, &is_settled, &making, |parts, through| {
             self.install(
-                |standing| replace_runs(K::runs(standing), &ids, target, tier, parts, through),
+                |standing| replace_layers(K::layers(standing), &ids, target, tier, parts, through),
                 |_| {},
             )?;
             // A long merge lets the small ones go first: commits would have to wait for those.
@@ -211,9 +211,9 @@ impl Shared {
 
     fn is_merge_urgent(&self) -> bool {
         let trees = self.trees();
-        tree::is_urgent(&trees.rows.runs)
-            || tree::is_urgent(&trees.tasks.runs)
-            || tree::is_urgent(&trees.records.runs)
+        tree::is_urgent(&trees.rows.layers)
+            || tree::is_urgent(&trees.tasks.layers)
+            || tree::is_urgent(&trees.records.layers)
     }
 
     /// A merge leaves the flusher room for what two segments hold: without a flush nothing can end.
@@ -229,36 +229,36 @@ impl Shared {
 }
 
 fn table_paths(standing: &Standing) -> Vec<(u64, PathBuf)> {
-    fn of<K>(runs: &[Run<K>]) -> impl Iterator<Item = (u64, PathBuf)> {
-        runs.iter().flat_map(|run| &run.parts).map(|part| (part.table.number, part.table.path.clone()))
+    fn of<K>(layers: &[Layer<K>]) -> impl Iterator<Item = (u64, PathBuf)> {
+        layers.iter().flat_map(|layer| &layer.parts).map(|part| (part.table.number, part.table.path.clone()))
     }
     of(&standing.rows).chain(of(&standing.tasks)).chain(of(&standing.records)).collect()
 }
 
 /// Puts newly made parts in the place of what was merged: up to a key, or everything.
-fn replace_runs<K: TableKey>(
-    runs: &mut Vec<Run<K>>,
+fn replace_layers<K: TableKey>(
+    layers: &mut Vec<Layer<K>>,
     merged: &[u64],
     target: u64,
     tier: u8,
     made: Vec<Part<K>>,
     through: Option<&K>,
 ) {
-    let is_merged = |run: &Run<K>| merged.contains(&run.id);
-    match runs.iter_mut().find(|run| run.id == target) {
-        Some(run) => run.parts.extend(made),
+    let is_merged = |layer: &Layer<K>| merged.contains(&layer.id);
+    match layers.iter_mut().find(|layer| layer.id == target) {
+        Some(layer) => layer.parts.extend(made),
         None => {
             // Behind the oldest of them, and before what is older still.
-            let place = runs.iter().rposition(is_merged).map_or(runs.len(), |last| last + 1);
-            runs.insert(place, Run { id: target, tier, parts: made });
+            let place = layers.iter().rposition(is_merged).map_or(layers.len(), |last| last + 1);
+            layers.insert(place, Layer { id: target, tier, parts: made });
         }
     }
     match through {
-        None => runs.retain(|run| !is_merged(run)),
+        None => layers.retain(|layer| !is_merged(layer)),
         Some(key) => {
-            for run in runs.iter_mut().filter(|run| is_merged(run)) {
-                run.parts.retain(|part| part.table.last > *key);
-                for part in &mut run.parts {
+            for layer in layers.iter_mut().filter(|layer| is_merged(layer)) {
+                layer.parts.retain(|part| part.table.last > *key);
+                for part in &mut layer.parts {
                     // A merge that stopped half way may have come further than this one is yet.
                     if part.table.first <= *key && part.above.as_ref().is_none_or(|above| above < key) {
                         part.above = Some(key.clone());
@@ -267,7 +267,7 @@ fn replace_runs<K: TableKey>(
             }
         }
     }
-    runs.retain(|run| !run.parts.is_empty());
+    layers.retain(|layer| !layer.parts.is_empty());
 }
 
 #[cfg(test)]
@@ -277,7 +277,7 @@ mod tests {
     use crate::embedded::table::{Slot, Writer};
     use evenhand_core::names::{ShardId, TaskId};
 
-    // A merge stopped after it had merged all up to 50; the next one of the same runs is at 20.
+    // A merge stopped after it had merged all up to 50; the next one of the same layers is at 20.
     #[test]
     fn what_an_earlier_merge_took_over_does_not_come_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -285,10 +285,10 @@ mod tests {
         let mut writer = Writer::create(dir.path(), 1, Kind::Tasks).unwrap();
         (1..=100).for_each(|id| writer.add(&key(id), &Slot::Gone).unwrap());
         let table = Arc::new(writer.finish(dir.path(), Kind::Tasks).unwrap());
-        let mut runs = vec![Run { id: 1, tier: 0, parts: vec![Part { table, above: Some(key(50)) }] }];
+        let mut layers = vec![Layer { id: 1, tier: 0, parts: vec![Part { table, above: Some(key(50)) }] }];
         for (through, above) in [(20, 50), (70, 70)] {
-            replace_runs(&mut runs, &[1], 2, 1, Vec::new(), Some(&key(through)));
-            assert_eq!(runs[0].parts[0].above, Some(key(above)));
+            replace_layers(&mut layers, &[1], 2, 1, Vec::new(), Some(&key(through)));
+            assert_eq!(layers[0].parts[0].above, Some(key(above)));
         }
     }
 }

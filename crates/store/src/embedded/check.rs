@@ -16,8 +16,8 @@ use super::layout::{self, Kind, LanePrefix, RowKey};
 use super::opening::{Loaded, load};
 use super::reads::{Reads, row};
 use super::table::{Slot, Table, TableKey};
-use super::tree::Run;
-use super::trees::Settled;
+use super::tree::Layer;
+use super::trees::Planted;
 
 /// Is told how far the work is: bytes done, and bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -63,8 +63,8 @@ pub struct Info {
 pub struct TableInfo {
     /// rows, tasks or records.
     pub kind: &'static str,
-    /// Sorted runs, each of which a read may have to look into.
-    pub runs: u64,
+    /// Sorted layers, each of which a read may have to look into.
+    pub layers: u64,
     /// Tables.
     pub tables: u64,
     /// Their bytes.
@@ -195,10 +195,16 @@ fn look(path: &Path) -> Result<Dir, DirError> {
     Ok(dir)
 }
 
-fn tables_of<K: TableKey>(kind: Kind, runs: &[Run<K>]) -> TableInfo {
-    let mut info =
-        TableInfo { kind: kind.name(), runs: runs.len() as u64, tables: 0, bytes: 0, puts: 0, deletes: 0 };
-    for part in runs.iter().flat_map(|run| &run.parts) {
+fn tables_of<K: TableKey>(kind: Kind, layers: &[Layer<K>]) -> TableInfo {
+    let mut info = TableInfo {
+        kind: kind.name(),
+        layers: layers.len() as u64,
+        tables: 0,
+        bytes: 0,
+        puts: 0,
+        deletes: 0,
+    };
+    for part in layers.iter().flat_map(|layer| &layer.parts) {
         info.tables += 1;
         info.bytes += part.table.len;
         info.puts += part.table.puts;
@@ -221,10 +227,10 @@ fn bytes_of(dir: &Path) -> Result<u64, DirError> {
 /// Reads each table for itself: checksums, order, counts.
 fn check_tables<K: TableKey>(
     checked: &mut Checked,
-    runs: &[Run<K>],
+    layers: &[Layer<K>],
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), DirError> {
-    for part in runs.iter().flat_map(|run| &run.parts) {
+    for part in layers.iter().flat_map(|layer| &layer.parts) {
         checked.files += 1;
         checked.bytes += part.table.len;
         match check_table(&part.table) {

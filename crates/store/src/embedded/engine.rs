@@ -2,7 +2,7 @@
 //! - the **writer** gathers commits into a frame, writes and syncs it, acknowledges, and only then
 //!   applies it to memory, so that callers already prepare their next commit; reads wait for it;
 //! - the **flusher** turns what is in memory into tables when a segment of the log is full;
-//! - the **merger** keeps the runs few and gives room back;
+//! - the **merger** keeps the layers few and gives room back;
 //! - two **readers** do what may have to wait for the disk, so that callers never do.
 //!
 //! After a failed write or sync nothing is tried again on the same state: whether the disk has what was
@@ -97,6 +97,7 @@ type Job = Box<dyn FnOnce(&Shared) + Send>;
 /// An open store. Dropping it stops its threads and gives the directory free; nothing is written then.
 pub(super) struct Engine {
     pub(super) shared: Arc<Shared>,
+    // Neither is bounded by itself: whoever asks waits for the answer, so callers are the bound.
     requests: Option<Sender<Request>>,
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
@@ -296,9 +297,9 @@ impl Shared {
         })
     }
 
-    pub(super) fn most_runs(&self) -> usize {
+    pub(super) fn most_layers(&self) -> usize {
         let trees = self.trees();
-        trees.rows.runs.len().max(trees.tasks.runs.len()).max(trees.records.runs.len())
+        trees.rows.layers.len().max(trees.tasks.layers.len()).max(trees.records.layers.len())
     }
 
     /// Waits until there is nothing to flush and nothing to merge, or no room to do it.

@@ -1,4 +1,4 @@
-//! The manifest: which tables are live, in which runs, and from where the log is still needed. It is small
+//! The manifest: which tables are live, in which layers, and from where the log is still needed. It is small
 //! and replaced as a whole, so a flush or a merge has happened or has not.
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::bytes::{Get, Put, checksum};
 use super::files::{Dir, DirError, damaged, read_small, replace};
 use super::layout::{Kind, RecordKey, RowKey, TaskKey};
 use super::table::{Table, TableKey};
-use super::tree::{Part, Run};
+use super::tree::{Layer, Part};
 
 const MAGIC: &[u8; 8] = b"EVENHMAN";
 const SEED: u64 = 4;
@@ -24,13 +24,13 @@ pub(super) struct Standing {
     pub(super) segment: u64,
     /// The number of the next table.
     pub(super) next_table: u64,
-    /// The id of the next run.
-    pub(super) next_run: u64,
+    /// The id of the next layer.
+    pub(super) next_layer: u64,
     /// A number that no caller knows: where the checksums of the log begin.
     pub(super) secret: u64,
-    pub(super) rows: Vec<Run<RowKey>>,
-    pub(super) tasks: Vec<Run<TaskKey>>,
-    pub(super) records: Vec<Run<RecordKey>>,
+    pub(super) rows: Vec<Layer<RowKey>>,
+    pub(super) tasks: Vec<Layer<TaskKey>>,
+    pub(super) records: Vec<Layer<RecordKey>>,
 }
 
 pub(super) fn manifest_path(dir: &Path) -> PathBuf {
@@ -41,12 +41,12 @@ impl Standing {
     pub(super) fn write(&self, dir: &Dir) -> Result<(), DirError> {
         let mut bytes = Vec::with_capacity(4096);
         bytes.put(MAGIC);
-        for number in [self.flushed, self.segment, self.next_table, self.next_run, self.secret] {
+        for number in [self.flushed, self.segment, self.next_table, self.next_layer, self.secret] {
             bytes.put_u64(number);
         }
-        put_runs(&mut bytes, &self.rows);
-        put_runs(&mut bytes, &self.tasks);
-        put_runs(&mut bytes, &self.records);
+        put_layers(&mut bytes, &self.rows);
+        put_layers(&mut bytes, &self.tasks);
+        put_layers(&mut bytes, &self.records);
         bytes.put_u64(checksum(SEED, &bytes));
         replace(&dir.path, "manifest", "manifest.new", &bytes)
     }
@@ -64,7 +64,7 @@ impl Standing {
             return damaged(&path, 0, "its checksum is wrong");
         }
         let get = &mut Get::new(summed);
-        let (Some(magic), Some(flushed), Some(segment), Some(next_table), Some(next_run), Some(secret)) =
+        let (Some(magic), Some(flushed), Some(segment), Some(next_table), Some(next_layer), Some(secret)) =
             (get.take(8), get.u64(), get.u64(), get.u64(), get.u64(), get.u64())
         else {
             return damaged(&path, 0, "it is too short");
@@ -77,30 +77,30 @@ impl Standing {
             flushed,
             segment,
             next_table,
-            next_run,
+            next_layer,
             secret,
-            rows: get_runs(get, &path, &tables, Kind::Rows)?,
-            tasks: get_runs(get, &path, &tables, Kind::Tasks)?,
-            records: get_runs(get, &path, &tables, Kind::Records)?,
+            rows: get_layers(get, &path, &tables, Kind::Rows)?,
+            tasks: get_layers(get, &path, &tables, Kind::Tasks)?,
+            records: get_layers(get, &path, &tables, Kind::Records)?,
         })
     }
 
     /// The numbers of all tables.
     pub(super) fn numbers(&self) -> Vec<u64> {
-        fn of<K>(runs: &[Run<K>]) -> impl Iterator<Item = u64> {
-            runs.iter().flat_map(|run| &run.parts).map(|part| part.table.number)
+        fn of<K>(layers: &[Layer<K>]) -> impl Iterator<Item = u64> {
+            layers.iter().flat_map(|layer| &layer.parts).map(|part| part.table.number)
         }
         of(&self.rows).chain(of(&self.tasks)).chain(of(&self.records)).collect()
     }
 }
 
-fn put_runs<K: TableKey>(bytes: &mut Vec<u8>, runs: &[Run<K>]) {
-    bytes.put_u32(runs.len() as u32);
-    for run in runs {
-        bytes.put_u64(run.id);
-        bytes.put_u8(run.tier);
-        bytes.put_u32(run.parts.len() as u32);
-        for part in &run.parts {
+fn put_layers<K: TableKey>(bytes: &mut Vec<u8>, layers: &[Layer<K>]) {
+    bytes.put_u32(layers.len() as u32);
+    for layer in layers {
+        bytes.put_u64(layer.id);
+        bytes.put_u8(layer.tier);
+        bytes.put_u32(layer.parts.len() as u32);
+        for part in &layer.parts {
             bytes.put_u64(part.table.number);
             bytes.put_u64(part.table.len);
             // Nought for none; a key is never empty.
@@ -111,13 +111,13 @@ fn put_runs<K: TableKey>(bytes: &mut Vec<u8>, runs: &[Run<K>]) {
     }
 }
 
-fn get_runs<K: TableKey>(
+fn get_layers<K: TableKey>(
     get: &mut Get<'_>,
     path: &Path,
     tables: &Path,
     kind: Kind,
-) -> Result<Vec<Run<K>>, DirError> {
-    let mut runs = Vec::new();
+) -> Result<Vec<Layer<K>>, DirError> {
+    let mut layers = Vec::new();
     let wrong = |at: usize| damaged(path, at as u64, format!("its list of {} cannot be read", kind.name()));
     let Some(count) = get.u32() else { return wrong(get.at()) };
     for _ in 0..count {
@@ -134,7 +134,7 @@ fn get_runs<K: TableKey>(
             let table = Arc::new(Table::open(tables, number, kind, len)?);
             parts.push(Part { table, above });
         }
-        runs.push(Run { id, tier, parts });
+        layers.push(Layer { id, tier, parts });
     }
-    Ok(runs)
+    Ok(layers)
 }

@@ -47,7 +47,7 @@ pub struct Options {
     /// finished. Merges leave a part of it to the flusher. 0: take all there is.
     pub floor: u64,
     /// Bytes after which a table is full and another begins. A merge takes as many of them as it merges
-    /// runs, for a while; each is an open file.
+    /// layers, for a while; each is an open file.
     pub table: u64,
 }
 

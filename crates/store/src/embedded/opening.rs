@@ -15,7 +15,7 @@ use super::layout::Kind;
 use super::log::{self, Acked, LastAcked, Replayed, Segment};
 use super::manifest::Standing;
 use super::reads::Reads;
-use super::tree::{self, Making, Memory, Part, Run};
+use super::tree::{self, Layer, Making, Memory, Part};
 use super::trees::{Planted, Trees};
 
 /// What is on disk, read without changing anything.
@@ -80,7 +80,7 @@ pub(super) fn begin(dir: &Dir, options: &Options) -> Result<(), DirError> {
     let acked = Acked::open(&dir.path)?;
     acked.say(LastAcked { frame: 0, segment: 1 })?;
     acked.sync()?;
-    Standing { segment: 1, next_table: 1, next_run: 1, secret, ..Standing::default() }.write(dir)?;
+    Standing { segment: 1, next_table: 1, next_layer: 1, secret, ..Standing::default() }.write(dir)?;
     if let Some(parent) = dir.path.parent().filter(|parent| parent.is_dir()) {
         // An earlier try may have made the directory and died before its name was durable.
         sync_dir(parent)?;
@@ -151,16 +151,16 @@ fn flush_one<K: Planted>(
     kind: Kind,
     making: &Making<'_>,
 ) -> Result<(), DirError> {
-    let bottom = K::runs(standing).is_empty();
+    let bottom = K::layers(standing).is_empty();
     let parts = tree::flush(kind, memory, bottom, &|_| false, making)?.hand_over();
-    add_run(standing, parts);
+    add_layer(standing, parts);
     Ok(())
 }
 
-pub(super) fn add_run<K: Planted>(standing: &mut Standing, parts: Vec<Part<K>>) {
+pub(super) fn add_layer<K: Planted>(standing: &mut Standing, parts: Vec<Part<K>>) {
     if !parts.is_empty() {
-        let run = Run { id: standing.next_run, tier: 0, parts };
-        standing.next_run += 1;
-        K::runs(standing).insert(0, run);
+        let layer = Layer { id: standing.next_layer, tier: 0, parts };
+        standing.next_layer += 1;
+        K::layers(standing).insert(0, layer);
     }
 }

@@ -10,10 +10,10 @@ use evenhand_core::{Metadata, Row, Task};
 
 use super::bytes::Value;
 use super::files::DirError;
-use super::layout::{self, LanePrefix, RecordKey, RowKey, TaskKey};
+use super::layout::{self, RecordKey, RowKey, TaskKey};
 use super::table::Slot;
 use super::tree::{self, Found};
-use super::trees::{Planted, Trees};
+use super::trees::{Acks, Planted, Trees};
 use crate::{Listing, Page};
 
 /// Rows read at once when all are wanted: what is held in memory on the way.
@@ -98,8 +98,8 @@ pub(super) trait Reads {
     }
 
     /// The ack level of every lane.
-    fn acks(&self) -> Result<BTreeMap<LanePrefix, Level>, DirError> {
-        let mut acks = BTreeMap::new();
+    fn acks(&self) -> Result<Acks, DirError> {
+        let mut acks = Acks::new();
         for shard in self.shards()? {
             self.records(shard, layout::LANE..=layout::LANE, |key, value| {
                 let known = layout::lane_of_record(key).zip(layout::ack(value.bytes()));
@@ -223,12 +223,12 @@ pub(super) trait Reads {
     }
 }
 
-/// What a key stands for: as memory knows, or else as the runs do.
+/// What a key stands for: as memory knows, or else as the layers do.
 fn look_up<K: Planted>(found: Found<K>, key: &K) -> Result<Option<Value>, DirError> {
     match found {
         Ok(Slot::Put(value)) => Ok(Some(value)),
         Ok(Slot::Gone) => Ok(None),
-        Err(runs) => tree::find_in(&runs, key),
+        Err(layers) => tree::find_in(&layers, key),
     }
 }
 

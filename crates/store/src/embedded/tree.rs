@@ -1,10 +1,10 @@
 //! One kind of row, in order: what came since the last flush is in memory (and in the log), the rest in
-//! runs of sorted tables, the newest first. Flushing makes a new run; merging makes one run of several.
+//! layers of sorted tables, the newest first. Flushing makes a new layer; merging makes one layer of several.
 //!
-//! Merging is lazy: eight runs of about the same size become one ([`FAN`]), so a row is rewritten about as
+//! Merging is lazy: eight layers of about the same size become one ([`FAN`]), so a row is rewritten about as
 //! often as the number of rows has digits to the base of eight. Tables that overlap with no other are
 //! handed over as they are. When deletes, and rows that are settled (at or below their lane's ack level),
-//! are half as many as all puts, all runs are merged into one, which gives the room back. Deletes of rows
+//! are half as many as all puts, all layers are merged into one, which gives the room back. Deletes of rows
 //! that are written once cancel their puts wherever they meet; what is settled is left out of every flush
 //! and every merge.
 
@@ -22,17 +22,19 @@ use super::table::{Cursor, Slot, Table, TableKey, Writer};
 
 /// Runs of one size that are merged into one of the next.
 pub(super) const FAN: usize = 8;
+/// Layers of one kind above which commits wait for the merger: reads would have to look into too many.
+pub(super) const MOST_LAYERS: usize = 64;
 /// Deletes below which giving their room back is not worth the work.
 const FEW_GONES: u64 = 10_000;
 
 /// Entries in memory.
 pub(super) type Memory<K> = BTreeMap<K, Slot>;
 
-/// A table of a run, as far as it has not been merged away.
+/// A table of a layer, as far as it has not been merged away.
 #[derive(Debug)]
 pub(super) struct Part<K> {
     pub(super) table: Arc<Table<K>>,
-    /// What is at or below has been merged into another run.
+    /// What is at or below has been merged into another layer.
     pub(super) above: Option<K>,
 }
 
@@ -57,20 +59,20 @@ impl<K: TableKey> Part<K> {
 
 /// Tables that do not overlap, in the order of their keys.
 #[derive(Debug)]
-pub(super) struct Run<K> {
+pub(super) struct Layer<K> {
     pub(super) id: u64,
     /// Its size class: how many merges deep it is.
     pub(super) tier: u8,
     pub(super) parts: Vec<Part<K>>,
 }
 
-impl<K: Clone> Clone for Run<K> {
+impl<K: Clone> Clone for Layer<K> {
     fn clone(&self) -> Self {
-        Run { id: self.id, tier: self.tier, parts: self.parts.clone() }
+        Layer { id: self.id, tier: self.tier, parts: self.parts.clone() }
     }
 }
 
-impl<K: TableKey> Run<K> {
+impl<K: TableKey> Layer<K> {
     /// The first part that may hold a key above this one.
     fn from(&self, above: &Bound<K>) -> usize {
         match above {
@@ -99,22 +101,22 @@ pub(super) struct Tree<K> {
     /// What is being flushed.
     pub(super) sealed: Option<Arc<Memory<K>>>,
     /// The newest first.
-    pub(super) runs: Arc<Vec<Run<K>>>,
+    pub(super) layers: Arc<Vec<Layer<K>>>,
 }
 
-/// What a read needs beside the runs: taken under the lock, used without it.
+/// What a read needs beside the layers: taken under the lock, used without it.
 pub(super) struct View<K> {
     recent: Vec<(K, Slot)>,
     sealed: Option<Arc<Memory<K>>>,
-    runs: Arc<Vec<Run<K>>>,
+    layers: Arc<Vec<Layer<K>>>,
     from: Bound<K>,
     to: Bound<K>,
     limit: usize,
 }
 
 impl<K: TableKey> Tree<K> {
-    pub(super) fn new(kind: Kind, runs: Vec<Run<K>>) -> Tree<K> {
-        Tree { kind, active: BTreeMap::new(), gones: 0, sealed: None, runs: Arc::new(runs) }
+    pub(super) fn new(kind: Kind, layers: Vec<Layer<K>>) -> Tree<K> {
+        Tree { kind, active: BTreeMap::new(), gones: 0, sealed: None, layers: Arc::new(layers) }
     }
 
     pub(super) fn put(&mut self, key: K, value: Value) {
@@ -148,7 +150,8 @@ impl<K: TableKey> Tree<K> {
     /// Whether its deletes should reach the tables soon, because they would free about as much as is there.
     pub(super) fn is_mostly_gone(&self) -> bool {
         self.kind.once() && self.gones >= FEW_GONES && {
-            let puts: u64 = self.runs.iter().flat_map(|run| &run.parts).map(|part| part.table.puts).sum();
+            let puts: u64 =
+                self.layers.iter().flat_map(|layer| &layer.parts).map(|part| part.table.puts).sum();
             self.gones * 2 >= puts
         }
     }
@@ -173,7 +176,7 @@ impl<K: TableKey> Tree<K> {
                 }
             }
         }
-        View { recent, sealed: self.sealed.clone(), runs: self.runs.clone(), from, to, limit }
+        View { recent, sealed: self.sealed.clone(), layers: self.layers.clone(), from, to, limit }
     }
 
     /// The same, but looking at a bounded number of entries in memory, which holds up the writer. The key is
@@ -188,20 +191,20 @@ impl<K: TableKey> Tree<K> {
         (self.view(from, to, limit), cut)
     }
 
-    /// What a key stands for, as far as memory knows; the runs to ask if it does not.
+    /// What a key stands for, as far as memory knows; the layers to ask if it does not.
     pub(super) fn find(&self, key: &K) -> Found<K> {
         let sealed = || self.sealed.as_ref().and_then(|sealed| sealed.get(key));
-        self.active.get(key).or_else(sealed).cloned().ok_or_else(|| self.runs.clone())
+        self.active.get(key).or_else(sealed).cloned().ok_or_else(|| self.layers.clone())
     }
 }
 
-/// What memory knows of a key, or the runs to ask.
-pub(super) type Found<K> = Result<Slot, Arc<Vec<Run<K>>>>;
+/// What memory knows of a key, or the layers to ask.
+pub(super) type Found<K> = Result<Slot, Arc<Vec<Layer<K>>>>;
 
-/// What a key stands for in some runs.
-pub(super) fn find_in<K: TableKey>(runs: &[Run<K>], key: &K) -> Result<Option<Value>, DirError> {
-    for run in runs {
-        match run.get(key)? {
+/// What a key stands for in some layers.
+pub(super) fn find_in<K: TableKey>(layers: &[Layer<K>], key: &K) -> Result<Option<Value>, DirError> {
+    for layer in layers {
+        match layer.get(key)? {
             Some(Slot::Put(value)) => return Ok(Some(value)),
             Some(Slot::Gone) => return Ok(None),
             None => {}
@@ -231,8 +234,8 @@ impl<K: TableKey> View<K> {
             let range = sealed.range((self.from.clone(), self.to.clone()));
             merge.add(range.map(|(key, slot)| Ok((key.clone(), slot.clone()))))?;
         }
-        for run in self.runs.iter() {
-            merge.add(Walk::new(run, &self.from, self.to.clone()))?;
+        for layer in self.layers.iter() {
+            merge.add(Walk::new(layer, &self.from, self.to.clone()))?;
         }
         while rows.len() < self.limit {
             let Some(next) = merge.next() else { break };
@@ -248,7 +251,7 @@ impl<K: TableKey> View<K> {
     }
 }
 
-/// Walks through a run.
+/// Walks through a layer.
 struct Walk<'a, K> {
     parts: &'a [Part<K>],
     from: Bound<K>,
@@ -257,8 +260,8 @@ struct Walk<'a, K> {
 }
 
 impl<'a, K: TableKey> Walk<'a, K> {
-    fn new(run: &'a Run<K>, from: &Bound<K>, to: Bound<K>) -> Walk<'a, K> {
-        Walk { parts: &run.parts[run.from(from)..], from: from.clone(), to, cursor: None }
+    fn new(layer: &'a Layer<K>, from: &Bound<K>, to: Bound<K>) -> Walk<'a, K> {
+        Walk { parts: &layer.parts[layer.from(from)..], from: from.clone(), to, cursor: None }
     }
 }
 
@@ -374,35 +377,36 @@ impl<'a, K: TableKey> Merge<'a, K> {
     }
 }
 
-/// Which runs to merge next, by their places; None if there is nothing to do.
+/// Which layers to merge next, by their places; None if there is nothing to do.
 pub(super) fn choose<K: TableKey>(
-    runs: &[Run<K>],
+    layers: &[Layer<K>],
     is_settled: &dyn Fn(&K) -> bool,
 ) -> Option<std::ops::Range<usize>> {
-    if is_urgent(runs) {
-        return same_size(runs);
+    if is_urgent(layers) {
+        return same_size(layers);
     }
     let (mut puts, mut gones) = (0, 0);
-    for part in runs.iter().flat_map(|run| &run.parts) {
+    for part in layers.iter().flat_map(|layer| &layer.parts) {
         puts += part.table.puts;
         gones += part.table.gones + part.table.settled(is_settled);
     }
-    if gones >= FEW_GONES && gones * 2 >= puts {
-        return Some(0..runs.len());
+    // Above so many layers commits wait for a merge, so there must be one to do.
+    if gones >= FEW_GONES && gones * 2 >= puts || layers.len() > MOST_LAYERS {
+        return Some(0..layers.len());
     }
-    same_size(runs)
+    same_size(layers)
 }
 
-/// Whether so many small runs have come that nothing else should be merged first.
-pub(super) fn is_urgent<K>(runs: &[Run<K>]) -> bool {
-    runs.iter().take_while(|run| run.tier == 0).count() >= 2 * FAN
+/// Whether so many small layers have come that nothing else should be merged first.
+pub(super) fn is_urgent<K>(layers: &[Layer<K>]) -> bool {
+    layers.iter().take_while(|layer| layer.tier == 0).count() >= 2 * FAN
 }
 
 /// Runs of the same size that follow each other, if they are many.
-fn same_size<K>(runs: &[Run<K>]) -> Option<std::ops::Range<usize>> {
+fn same_size<K>(layers: &[Layer<K>]) -> Option<std::ops::Range<usize>> {
     let mut start = 0;
-    while start < runs.len() {
-        let same = runs[start..].iter().take_while(|run| run.tier == runs[start].tier).count();
+    while start < layers.len() {
+        let same = layers[start..].iter().take_while(|layer| layer.tier == layers[start].tier).count();
         if same >= FAN {
             return Some(start..start + same);
         }
@@ -507,13 +511,13 @@ pub(super) fn flush<'a, K: TableKey>(
     Ok(tables)
 }
 
-/// Merges runs into one. Each time a table is full, `commit` gets the parts made since the last time and
-/// the key up to which the runs are merged (None: to their end), and says whether to go on. What is merged
-/// can be let go at once, so a merge needs no more room than a table of each run. Large tables that overlap
+/// Merges layers into one. Each time a table is full, `commit` gets the parts made since the last time and
+/// the key up to which the layers are merged (None: to their end), and says whether to go on. What is merged
+/// can be let go at once, so a merge needs no more room than a table of each layer. Large tables that overlap
 /// with no other are carried over as they are.
 pub(super) fn merge<K: TableKey>(
     kind: Kind,
-    runs: &[Run<K>],
+    layers: &[Layer<K>],
     bottom: bool,
     is_settled: &dyn Fn(&K) -> bool,
     making: &Making<'_>,
@@ -521,8 +525,8 @@ pub(super) fn merge<K: TableKey>(
 ) -> Result<(), DirError> {
     let mut tables = Tables::new(kind, making);
     let mut parts: Vec<(usize, &Part<K>)> = Vec::new();
-    for (age, run) in runs.iter().enumerate() {
-        parts.extend(run.parts.iter().map(|part| (age, part)));
+    for (age, layer) in layers.iter().enumerate() {
+        parts.extend(layer.parts.iter().map(|part| (age, part)));
     }
     parts.sort_by(|(_, a), (_, b)| lower(a).cmp(lower(b)));
     let mut rest = &parts[..];

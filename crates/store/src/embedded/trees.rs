@@ -9,7 +9,7 @@ use super::bytes::{Get, Value};
 use super::layout::{self, Kind, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::manifest::Standing;
 use super::table::TableKey;
-use super::tree::{Run, Tree};
+use super::tree::{Layer, Tree};
 
 /// All rows, and what the writer must know at once.
 #[derive(Debug)]
@@ -18,29 +18,44 @@ pub(super) struct Trees {
     pub(super) tasks: Tree<TaskKey>,
     pub(super) records: Tree<RecordKey>,
     /// Rows at or below are gone, whether or not a delete says so.
-    pub(super) acks: BTreeMap<LanePrefix, Level>,
+    pub(super) acks: Acks,
 }
+
+/// The ack level of every lane.
+pub(super) type Acks = BTreeMap<LanePrefix, Level>;
 
 /// A kind of row that has a tree.
 pub(super) trait Planted: TableKey {
     fn tree(trees: &Trees) -> &Tree<Self>;
-    fn runs(standing: &mut Standing) -> &mut Vec<Run<Self>>;
+    fn layers(standing: &mut Standing) -> &mut Vec<Layer<Self>>;
+
+    /// Whether it is a row at or below its lane's ack level, and so settled.
+    fn is_settled(&self, _: &Acks) -> bool {
+        false
+    }
 }
 
 macro_rules! planted {
-    ($key:ty, $field:ident) => {
+    ($key:ty, $field:ident $(, $more:item)?) => {
         impl Planted for $key {
             fn tree(trees: &Trees) -> &Tree<Self> {
                 &trees.$field
             }
-            fn runs(standing: &mut Standing) -> &mut Vec<Run<Self>> {
+            fn layers(standing: &mut Standing) -> &mut Vec<Layer<Self>> {
                 &mut standing.$field
             }
+            $($more)?
         }
     };
 }
 
-planted!(RowKey, rows);
+planted!(
+    RowKey,
+    rows,
+    fn is_settled(&self, acks: &Acks) -> bool {
+        acks.get(&layout::lane_of(self)).is_some_and(|ack| layout::level_of(self) <= *ack)
+    }
+);
 planted!(TaskKey, tasks);
 planted!(RecordKey, records);
 
@@ -88,27 +103,4 @@ fn change<K: TableKey>(tree: &mut Tree<K>, key: &[u8], value: Option<Value>) -> 
         None => tree.delete(key),
     }
     Some(())
-}
-
-/// Whether a row is at or below its lane's ack level, and so settled.
-pub(super) trait Settled {
-    fn is_settled(&self, acks: &BTreeMap<LanePrefix, Level>) -> bool;
-}
-
-impl Settled for RowKey {
-    fn is_settled(&self, acks: &BTreeMap<LanePrefix, Level>) -> bool {
-        acks.get(&layout::lane_of(self)).is_some_and(|ack| layout::level_of(self) <= *ack)
-    }
-}
-
-impl Settled for TaskKey {
-    fn is_settled(&self, _: &BTreeMap<LanePrefix, Level>) -> bool {
-        false
-    }
-}
-
-impl Settled for RecordKey {
-    fn is_settled(&self, _: &BTreeMap<LanePrefix, Level>) -> bool {
-        false
-    }
 }

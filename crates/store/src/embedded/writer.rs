@@ -13,10 +13,9 @@ use super::engine::{Answer, Flush, Request, Shared, lock};
 use super::files::DirError;
 use super::layout::{self, Batch, Kind};
 use super::log::{self, Acked, LastAcked, Segment};
+use super::tree::MOST_LAYERS;
 use crate::StoreError;
 
-/// Runs of one kind above which commits wait for the merger: reads would have to look into too many.
-const MOST_RUNS: usize = 64;
 /// Bytes that a frame may gather from several commits: enough to share a sync, little enough that the
 /// first of them does not wait long.
 const GATHER: usize = 1024 * 1024;
@@ -167,7 +166,8 @@ impl Writer {
             let trees = self.shared.trees();
             trees.rows.is_mostly_gone() || trees.tasks.is_mostly_gone()
         };
-        let busy = || lock(&self.shared.background).flush.is_some() || self.shared.most_runs() > MOST_RUNS;
+        let busy =
+            || lock(&self.shared.background).flush.is_some() || self.shared.most_layers() > MOST_LAYERS;
         if !mostly_gone || busy() {
             return;
         }
@@ -210,7 +210,7 @@ impl Writer {
             }
             let no_room = if background.flush.is_some() {
                 &background.no_room_to_flush
-            } else if shared.most_runs() > MOST_RUNS {
+            } else if shared.most_layers() > MOST_LAYERS {
                 &background.no_room_to_merge
             } else {
                 break;
