@@ -148,7 +148,7 @@ impl Shell {
     fn enqueue(&mut self, queue: u64, tasks: Vec<evenhand_core::NewTask>) {
         self.enqueued += tasks.len() as u64;
         let queue = self.queues[queue as usize].clone();
-        self.inputs.push(Input::Enqueue { request: RequestId(self.enqueued), queue, tasks });
+        self.inputs.push(Input::Enqueue { request: RequestId(self.enqueued), queue, tasks, once: None });
     }
 
     /// Replaces what ended, by whole enqueues.
@@ -223,7 +223,11 @@ impl Shell {
             Effect::Broken { what } => return Err(what),
             Effect::LoadTask { task, .. } => return Err(format!("the shard lost sight of task {task}")),
             Effect::Stop { task, .. } => return Err(format!("the shard wants task {task} to stop")),
-            Effect::Answer { answer: Ok(_), .. } | Effect::Acknowledge { .. } | Effect::Finished { .. } => {}
+            Effect::Answer { answer: Ok(_), .. }
+            | Effect::Acknowledge { .. }
+            | Effect::MemberSaved { .. }
+            | Effect::Marked { .. }
+            | Effect::Finished { .. } => {}
         }
         Ok(())
     }

@@ -127,6 +127,7 @@ impl Owner {
                 attempt: 1,
                 max_attempts: 3,
                 accepted: Millis(1_700_000_000_000 + id.0),
+                max_duration_ms: 0,
                 payload: bytes(&mut self.rng, self.payload),
             };
             commit.changes.push(Change::Accepted(task));

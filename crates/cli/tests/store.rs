@@ -33,6 +33,7 @@ fn given() -> TempDir {
                 attempt: 1,
                 max_attempts: 1,
                 accepted: Millis(0),
+                max_duration_ms: 0,
                 payload: [7; 100].into(),
             })
         })

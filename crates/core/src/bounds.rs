@@ -4,12 +4,23 @@
 //! Bounds on what a caller may send are constants. Bounds on what memory may hold are fields of
 //! [`Bounds`], because the simulator runs with windows of one row and servers with windows of many.
 
-/// Longest queue name in bytes. Queue names stand in URLs, metrics and tables.
-pub const QUEUE_NAME_BYTES: usize = 64;
+/// Longest name of a queue or a seat in bytes. They stand in URLs, metrics and tables.
+pub const NAME_BYTES: usize = 64;
 /// Longest key in bytes: room for a UUID, an e-mail address or a path-like tenant name.
 pub const KEY_BYTES: usize = 256;
 /// Largest payload in bytes. Larger data belongs in an object store, its address in the payload.
 pub const PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Longest run that may be asked for, in milliseconds: 365 days.
+pub const DURATION_MS: u64 = 365 * 24 * 3600 * 1000;
+/// How long a request id is remembered, in milliseconds.
+pub const REQUEST_MS: u64 = 10 * 60 * 1000;
+/// Most request ids that are remembered, at about 100 bytes each: 6,000 requests a second for all of that
+/// time. More are refused, not forgotten early.
+pub const REQUESTS: usize = 4_000_000;
+/// Request ids forgotten in one commit, so that none is huge.
+pub const REQUESTS_PER_STEP: usize = 10_000;
+/// Between two rounds of forgetting them, in milliseconds.
+pub const REQUESTS_AFTER_MS: u64 = 1_000;
 /// Most tasks in one enqueue: one call must fit one commit without delaying the others in it.
 pub const TASKS_PER_ENQUEUE: usize = 10_000;
 /// Most payload bytes in one enqueue, for the same reason.
@@ -42,6 +53,13 @@ pub const FORGET_AFTER_MS: u64 = 100;
 pub const KEYS_PER_LANE: usize = 10_000_000;
 /// Most callers that may wait for the store's word on one task.
 pub const WAITERS_PER_TASK: usize = 64;
+/// How often the time that absent workers are still waited for is saved, in milliseconds: a restart waits
+/// at most so much longer.
+pub const WAIT_SAVED_MS: u64 = 5_000;
+/// An end that is not acknowledged is said again after so many milliseconds, within a session that lives.
+pub const SAY_AGAIN_MS: u64 = 10_000;
+/// Heartbeats that a worker remembers as unanswered; at one a second more than any threshold is long.
+pub const BEATS_IN_FLIGHT: usize = 1_000;
 /// Most ends of runs held while the gate is shut; a worker repeats those beyond it. As many as slots.
 pub const HELD_ENDS: usize = 1_000_000;
 /// Commits that may be in flight at once. The server uses two (one durable soon, one filling).

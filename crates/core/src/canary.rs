@@ -42,6 +42,14 @@ bugs! {
     RetryUncharged = "retry not charged to its key",
     AsideForgotten = "long runner forgotten after a restart",
     PriorityByArrival = "lower priority served while a higher one is unread",
+    AckBeforeCommit = "finish acknowledged before its commit",
+    LeaseFromAnswer = "lease counted from the answer instead of the send",
+    StartAfterLease = "buffered run started after the lease",
+    WorkBeforeJoinSaved = "work given to a worker before its join is saved",
+    AnswerBeforeWaitSaved = "lease granted before the wait for it is saved",
+    GateIgnoresAbsent = "gate opened while a saved worker has not been heard",
+    MarkKept = "mark of a good stop used twice",
+    OldSessionObeyed = "worker obeying an older session",
     EndCountedTwice = "end of a run accepted twice",
 }
 
@@ -52,14 +60,16 @@ impl Canary {
         Canary(Some(bug))
     }
 
+    /// This bug is switched on.
     #[cfg(feature = "canary")]
-    pub(crate) fn is(self, bug: Bug) -> bool {
+    pub fn is(self, bug: Bug) -> bool {
         self.0 == Some(bug)
     }
 
+    /// This bug is switched on.
     #[cfg(not(feature = "canary"))]
     #[inline(always)]
-    pub(crate) fn is(self, _bug: Bug) -> bool {
+    pub fn is(self, _bug: Bug) -> bool {
         false
     }
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use crate::backlog::{Charge, Level, VTime, Weight};
 use crate::life::Outcome;
-use crate::names::{Key, LaneId, Millis, QueueId, QueueName, TaskId};
+use crate::messages::Run;
+use crate::names::{Key, LaneId, Life, Millis, QueueId, QueueName, RequestKey, Seat, StoreId, TaskId};
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,6 +83,30 @@ pub enum Change {
         /// Its weight, whatever its tasks say.
         weight: Option<Weight>,
     },
+    /// What is saved of a worker; None if it is lost or has left.
+    Member {
+        /// Its seat.
+        seat: Seat,
+        /// What to remember.
+        record: Option<MemberRecord>,
+    },
+    /// Whether the owner has stopped in good order: then the members' records say what runs.
+    Stopped {
+        /// It has.
+        stopped: bool,
+    },
+    /// A request that was named by its caller; None if it is forgotten.
+    Request {
+        /// Its name.
+        key: RequestKey,
+        /// What to remember.
+        record: Option<RequestRecord>,
+    },
+    /// The store's id.
+    Store {
+        /// The id.
+        id: StoreId,
+    },
     /// The shard's counter of seqs.
     Seq {
         /// The next seq to hand out.
@@ -108,6 +133,8 @@ pub struct Task {
     pub max_attempts: u16,
     /// When it was accepted.
     pub accepted: Millis,
+    /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
+    pub max_duration_ms: u64,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
 }
@@ -156,6 +183,38 @@ pub struct KeyRecord {
     pub chained: u32,
     /// What its latest accepted task asked for.
     pub weight: Weight,
+}
+
+/// What is saved of a worker that the shard counts on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemberRecord {
+    /// Bound to its machine: a later life with the same token proves this one dead.
+    pub token: u64,
+    /// Its life.
+    pub life: Life,
+    /// How long an owner that hears nothing of it must wait until it can no longer be alive, in milliseconds.
+    /// Saved before the worker is told anything that lets it live so long.
+    pub wait_ms: u64,
+    /// What it ran when the owner stopped; counts only if the mark is set.
+    pub running: Vec<Run>,
+}
+
+/// What is saved of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestRecord {
+    /// When it was accepted.
+    pub at: Millis,
+    /// Its first task. The others follow.
+    pub first: TaskId,
+    /// How many tasks it had.
+    pub tasks: u32,
+}
+
+impl RequestRecord {
+    /// Its tasks.
+    pub fn ids(&self) -> Vec<TaskId> {
+        (self.first.0..self.first.0 + u64::from(self.tasks)).map(TaskId).collect()
+    }
 }
 
 /// What is saved of a lane.
@@ -215,6 +274,14 @@ pub struct Metadata {
     pub keys: Vec<(LaneId, Key, KeyRecord)>,
     /// Every task whose row is set aside.
     pub aside: Vec<Task>,
+    /// Every worker that the shard counts on.
+    pub members: Vec<(Seat, MemberRecord)>,
+    /// The last owner stopped in good order.
+    pub stopped: bool,
+    /// Every request that is remembered.
+    pub requests: Vec<(RequestKey, RequestRecord)>,
+    /// The store's id; None if it has none yet.
+    pub store: Option<StoreId>,
 }
 
 impl Metadata {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::backlog::Lane;
 use crate::names::{QueueId, WorkerId};
+use crate::owner::Owner;
 use crate::shard::Shard;
 use crate::workers::LiveRun;
 
@@ -24,6 +25,12 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
     })?;
     slots(shard)?;
     queues(shard)
+}
+
+/// Checks every invariant of an owner between steps, its shard's included.
+pub fn owner(owner: &Owner) -> Result<(), String> {
+    invariants(owner.shard())?;
+    owner.check()
 }
 
 /// A <= R, nothing outstanding at or below A, waiting rows in (A, R].

@@ -16,8 +16,9 @@
 //! 5. [`shard`]: `step`. Tasks are accepted, saved, merged into windows when durable, started on free
 //!    slots, and settled when they end.
 //! 6. [`life`]: what follows the end of a run. [`workers`]: slots.
-//! 7. [`explain`]: why a task is not running. [`check`]: what must always be true.
-//! 8. [`canary`]: deliberate bugs, for the simulator to catch.
+//! 7. [`owner`]: a shard and its workers: sessions, health, the start gate. [`worker`]: the worker's side.
+//! 8. [`explain`]: why a task is not running. [`check`]: what must always be true.
+//! 9. [`canary`]: deliberate bugs, for the simulator to catch.
 
 pub mod backlog;
 pub mod bounds;
@@ -28,12 +29,15 @@ pub mod explain;
 pub mod life;
 pub mod messages;
 pub mod names;
+pub mod owner;
 pub mod refusal;
 pub mod shard;
+pub mod worker;
 mod workers;
 
 pub use bounds::Bounds;
 pub use change::{Change, Metadata, Row, Task};
-pub use messages::{Answer, Effect, Input, NewTask, Run};
+pub use messages::{Answer, Effect, Input, NewTask, Run, Work};
+pub use owner::Owner;
 pub use refusal::Refusal;
 pub use shard::Shard;

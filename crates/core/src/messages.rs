@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use crate::backlog::{Charge, Cost, Level, Weight};
 use crate::bounds;
-use crate::change::{Change, Row, Task};
+use crate::change::{Change, MemberRecord, Row, Task};
 use crate::life::{End, Outcome};
 use crate::names::{
-    Class, CommitId, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId, TaskId, WorkerId,
+    Class, CommitId, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId, RequestKey, Seat,
+    StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 
@@ -28,8 +29,19 @@ pub struct NewTask {
     pub cost: Cost,
     /// How often it may be tried.
     pub max_attempts: u16,
+    /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
+    pub max_duration_ms: u64,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
+}
+
+/// What a run needs beyond its record: what only the store and the worker know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The caller's bytes.
+    pub payload: Arc<[u8]>,
+    /// How long the run may take, in milliseconds; 0 if it may take as long as it likes.
+    pub max_duration_ms: u64,
 }
 
 impl NewTask {
@@ -42,6 +54,7 @@ impl NewTask {
             class: Class(0),
             cost: Cost::ONE,
             max_attempts: bounds::DEFAULT_ATTEMPTS,
+            max_duration_ms: 0,
             payload: Arc::from([]),
         }
     }
@@ -81,6 +94,8 @@ pub enum Input {
         queue: QueueName,
         /// The tasks.
         tasks: Vec<NewTask>,
+        /// What the caller named the request: the same again is answered as the first was.
+        once: Option<RequestKey>,
     },
     /// A key's weight is what this says, whatever its tasks say; None ends that.
     SetWeight {
@@ -153,6 +168,28 @@ pub enum Input {
         /// The worker.
         worker: WorkerId,
     },
+    /// A worker joins, or what must be remembered of it has changed. Said before it gets any work; it is
+    /// remembered until it is lost.
+    Member {
+        /// The worker.
+        worker: WorkerId,
+        /// Its seat.
+        seat: Seat,
+        /// What to remember.
+        record: MemberRecord,
+    },
+    /// Nothing shall be started any more: the owner is about to stop.
+    Halt,
+    /// Whether the owner stops in good order.
+    Mark {
+        /// It does.
+        stopped: bool,
+    },
+    /// The store has no id yet: this is it.
+    Identify {
+        /// The id.
+        store: StoreId,
+    },
     /// A commit is durable. Acknowledged in order. (One that failed, or whose outcome is unknown, ends
     /// the shard: it is dropped and loaded again under a new epoch.)
     Committed {
@@ -218,8 +255,8 @@ pub enum Effect {
         worker: WorkerId,
         /// The run.
         run: Run,
-        /// The payload, if it is in memory; otherwise read the task.
-        payload: Option<Arc<[u8]>>,
+        /// What it needs, if it is in memory; otherwise read the task.
+        work: Option<Work>,
     },
     /// Have a worker end a run: it was canceled, or is none that counts.
     Stop {
@@ -245,6 +282,16 @@ pub enum Effect {
         task: TaskId,
         /// The run.
         fence: Fence,
+    },
+    /// What was said of this worker is durable.
+    MemberSaved {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// The mark is durable.
+    Marked {
+        /// What it says.
+        stopped: bool,
     },
     /// Answer a caller.
     Answer {
@@ -277,6 +324,8 @@ pub enum Effect {
 pub enum Answer {
     /// The tasks are accepted: durable, with these ids, in order.
     Accepted(Vec<TaskId>),
+    /// This request was accepted before: these are its tasks.
+    AcceptedBefore(Vec<TaskId>),
     /// The weight is set, durably.
     WeightSet,
     /// The task will never run (again), durably.

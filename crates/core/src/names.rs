@@ -42,8 +42,20 @@ number!(
     Epoch(u64)
 );
 number!(
-    /// A worker's session with this shard, as the server numbers it.
+    /// One life of a worker, as an owner numbers those it knows.
     WorkerId(u64)
+);
+number!(
+    /// A connection of a worker, as its server numbers them.
+    SessionId(u64)
+);
+number!(
+    /// A store, for ever: drawn when it is first used.
+    StoreId(u64)
+);
+number!(
+    /// What a caller named its request, digested by the edge: the same name again is the same request.
+    RequestKey(u128)
 );
 number!(
     /// A caller's request, as the server numbers it; answers carry it back.
@@ -105,6 +117,63 @@ pub struct Fence {
     pub dispatch: u64,
 }
 
+/// One life of a seat. A later one with the same machine token proves the earlier one dead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Life {
+    /// Counted in the seat's lock file: a process and its guardian.
+    pub process: u64,
+    /// How often that process has joined the shard anew, each time after its runs there were ended.
+    pub rejoin: u32,
+}
+
+impl fmt::Display for Life {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.rejoin == 0 { self.process.fmt(f) } else { write!(f, "{}.{}", self.process, self.rejoin) }
+    }
+}
+
+/// A worker's stable name, under the same rule as a queue's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seat(Arc<str>);
+
+impl Seat {
+    /// Checks a name that a user chose.
+    pub fn new(name: &str) -> Result<Self, Refusal> {
+        plain_name("seat", "gpu-7", name).map(Seat)
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+fn plain_name(field: &str, example: &str, name: &str) -> Result<Arc<str>, Refusal> {
+    if name.is_empty() {
+        return Err(Refusal::invalid(field, format!("is empty; give a name such as `{example}`")));
+    }
+    if name.len() > bounds::NAME_BYTES {
+        let (is, most) = (name.len(), bounds::NAME_BYTES);
+        return Err(Refusal::too_large(field, format!("has {is} bytes; at most {most} are allowed")));
+    }
+    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return Err(Refusal::invalid(field, format!("{name:?} must begin with a letter or a digit")));
+    }
+    match name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))) {
+        Some(bad) => {
+            Err(Refusal::invalid(field, format!("contains {bad:?}; use letters, digits, `.`, `_` and `-`")))
+        }
+        None => Ok(name.into()),
+    }
+}
+
 /// A queue's name: letters, digits, `.`, `_` and `-`, beginning with a letter or digit, so that it can
 /// stand in a URL as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,23 +182,7 @@ pub struct QueueName(Arc<str>);
 impl QueueName {
     /// Checks a name that a user chose.
     pub fn new(name: &str) -> Result<Self, Refusal> {
-        if name.is_empty() {
-            return Err(Refusal::invalid("queue", "is empty; give a name such as `render`"));
-        }
-        if name.len() > bounds::QUEUE_NAME_BYTES {
-            let (is, most) = (name.len(), bounds::QUEUE_NAME_BYTES);
-            return Err(Refusal::too_large("queue", format!("has {is} bytes; at most {most} are allowed")));
-        }
-        if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-            return Err(Refusal::invalid("queue", format!("{name:?} must begin with a letter or a digit")));
-        }
-        match name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))) {
-            Some(bad) => Err(Refusal::invalid(
-                "queue",
-                format!("contains {bad:?}; use letters, digits, `.`, `_` and `-`"),
-            )),
-            None => Ok(QueueName(name.into())),
-        }
+        plain_name("queue", "render", name).map(QueueName)
     }
 
     /// The name.

@@ -14,6 +14,12 @@ pub enum Kind {
     Limited,
     /// There is no such thing (any more).
     NotFound,
+    /// It contradicts what is there.
+    Conflict,
+    /// The server cannot do it now; send it again, here or elsewhere.
+    Unavailable,
+    /// A mistake of ours.
+    Internal,
 }
 
 impl Kind {
@@ -24,6 +30,9 @@ impl Kind {
             Kind::TooLarge => "too_large",
             Kind::Limited => "limited",
             Kind::NotFound => "not_found",
+            Kind::Conflict => "conflict",
+            Kind::Unavailable => "unavailable",
+            Kind::Internal => "internal",
         }
     }
 }
@@ -37,31 +46,46 @@ pub struct Refusal {
     pub field: String,
     /// A sentence for people.
     pub message: String,
+    /// After how long it is worth sending again, if it is, in milliseconds.
+    pub retry_after_ms: Option<u64>,
 }
 
+/// A wait for something that passes in moments: a full mailbox, a store that is behind.
+const MOMENT_MS: u64 = 50;
+
 impl Refusal {
+    /// A no of this kind.
+    pub fn new(kind: Kind, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Refusal { kind, field: field.into(), message: message.into(), retry_after_ms: None }
+    }
+
+    /// The same, worth sending again after so many milliseconds.
+    pub fn after(self, ms: u64) -> Self {
+        Refusal { retry_after_ms: Some(ms), ..self }
+    }
+
     /// A request that must be corrected.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Refusal { kind: Kind::Invalid, field: field.into(), message: message.into() }
+        Refusal::new(Kind::Invalid, field, message)
     }
 
     /// A request that is larger than a bound.
     pub fn too_large(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Refusal { kind: Kind::TooLarge, field: field.into(), message: message.into() }
+        Refusal::new(Kind::TooLarge, field, message)
     }
 
     /// A request that may succeed later.
     pub fn limited(message: impl Into<String>) -> Self {
-        Refusal { kind: Kind::Limited, field: String::new(), message: message.into() }
+        Refusal::new(Kind::Limited, "", message).after(MOMENT_MS)
     }
 
     /// Something that does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
-        Refusal { kind: Kind::NotFound, field: String::new(), message: message.into() }
+        Refusal::new(Kind::NotFound, "", message)
     }
 
     /// The same refusal, seen from one level further out: `weight` in `tasks[3]` is `tasks[3].weight`.
-    pub(crate) fn within(mut self, outer: impl fmt::Display) -> Self {
+    pub fn within(mut self, outer: impl fmt::Display) -> Self {
         self.field =
             if self.field.is_empty() { outer.to_string() } else { format!("{outer}.{}", self.field) };
         self

@@ -128,7 +128,7 @@ fn task() -> NewTask {
 fn enqueue(shard: &mut Shard, tasks: Vec<NewTask>) -> String {
     let mut effects = Vec::new();
     let queue = QueueName::new("q").unwrap();
-    shard.step(Millis(0), Input::Enqueue { request: RequestId(1), queue, tasks }, &mut effects);
+    shard.step(Millis(0), Input::Enqueue { request: RequestId(1), queue, tasks, once: None }, &mut effects);
     shard.seal(&mut effects);
     check::invariants(shard).unwrap();
     match &effects[..] {
@@ -317,7 +317,11 @@ fn an_answer_waits_for_its_commit() {
     let mut shard = shard();
     let mut effects = Vec::new();
     let queue = QueueName::new("q").unwrap();
-    shard.step(Millis(0), Input::Enqueue { request: RequestId(1), queue, tasks: vec![task()] }, &mut effects);
+    shard.step(
+        Millis(0),
+        Input::Enqueue { request: RequestId(1), queue, tasks: vec![task()], once: None },
+        &mut effects,
+    );
     assert_eq!(effects, []);
     shard.seal(&mut effects);
     let [Effect::Save { commit, .. }] = effects[..] else { panic!("{effects:?}") };

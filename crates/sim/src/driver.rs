@@ -145,6 +145,7 @@ impl Driver {
                     Effect::Answer { request, answer } => self.events.push(Event::Answered(request, answer)),
                     Effect::Finished { task, outcome } => self.events.push(Event::Finished(task, outcome)),
                     Effect::RefuseWorker { refusal, .. } => return Err(Trouble::Wrong(refusal.to_string())),
+                    Effect::MemberSaved { .. } | Effect::Marked { .. } => {}
                     Effect::Wake { at } => self.wake = Some(at),
                     Effect::Broken { what } => return Err(Trouble::Wrong(what)),
                 }
@@ -180,7 +181,7 @@ impl Driver {
     /// Enqueues tasks.
     pub fn enqueue(&mut self, queue: &QueueName, tasks: Vec<NewTask>) -> Result<(), Trouble> {
         let request = self.request();
-        self.tell(Input::Enqueue { request, queue: queue.clone(), tasks })
+        self.tell(Input::Enqueue { request, queue: queue.clone(), tasks, once: None })
     }
 
     /// Ends a run.

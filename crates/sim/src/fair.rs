@@ -215,7 +215,7 @@ impl World {
         let key = key.map_err(|refusal| refusal.to_string())?;
         let tasks = (0..n).map(|_| self.task_of(&key)).collect();
         let request = self.driver.request();
-        self.tell(Input::Enqueue { request, queue: self.queue.clone(), tasks })
+        self.tell(Input::Enqueue { request, queue: self.queue.clone(), tasks, once: None })
     }
 
     fn task_of(&mut self, key: &Key) -> NewTask {

@@ -99,6 +99,10 @@ impl Oracle {
                 | Change::Lane { .. }
                 | Change::Queue { .. }
                 | Change::Override { .. }
+                | Change::Member { .. }
+                | Change::Stopped { .. }
+                | Change::Request { .. }
+                | Change::Store { .. }
                 | Change::Seq { .. } => {}
             }
         }
@@ -134,6 +138,10 @@ impl Oracle {
                 | Change::SetAside { .. }
                 | Change::Queue { .. }
                 | Change::Override { .. }
+                | Change::Member { .. }
+                | Change::Stopped { .. }
+                | Change::Request { .. }
+                | Change::Store { .. }
                 | Change::Seq { .. } => {}
             }
         }

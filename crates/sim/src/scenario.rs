@@ -247,7 +247,7 @@ impl Stage {
                 self.runs.push((worker, run));
             }
             Effect::Stop { task, .. } => self.say(format_args!("stop {}", self.name(task))),
-            Effect::Acknowledge { .. } => {}
+            Effect::Acknowledge { .. } | Effect::MemberSaved { .. } | Effect::Marked { .. } => {}
             Effect::RefuseWorker { worker, refusal } => {
                 self.say(format_args!("w{worker} refused: {refusal}"))
             }
@@ -266,7 +266,7 @@ impl Stage {
     fn answered(&mut self, request: RequestId, answer: Result<Answer, Refusal>) {
         let (what, names) = self.requests.remove(&request).expect("a request that was made");
         match answer {
-            Ok(Answer::Accepted(tasks)) => {
+            Ok(Answer::Accepted(tasks) | Answer::AcceptedBefore(tasks)) => {
                 for (task, name) in tasks.into_iter().zip(names) {
                     self.names.insert(task, name);
                 }
@@ -373,7 +373,7 @@ impl Stage {
             }
         }
         let request = self.request("put", names);
-        self.step(Input::Enqueue { request, queue: queue_named(queue), tasks });
+        self.step(Input::Enqueue { request, queue: queue_named(queue), tasks, once: None });
     }
 
     fn request(&mut self, what: &str, names: Vec<String>) -> RequestId {

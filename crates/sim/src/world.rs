@@ -407,7 +407,7 @@ impl World {
                     self.oracle.told_accepted(&tasks)?;
                     self.tasks_seen.extend(tasks);
                 }
-                Effect::Answer { .. } => {}
+                Effect::Answer { .. } | Effect::MemberSaved { .. } | Effect::Marked { .. } => {}
                 Effect::RefuseWorker { refusal, .. } => return Err(refusal.to_string()),
                 Effect::Finished { task, .. } => self.oracle.told_ended(task)?,
                 Effect::Wake { at } => {
@@ -668,7 +668,7 @@ impl World {
                     Arrivals::Canceled => self.rng.range(5, 40),
                 };
                 let tasks: Result<Vec<NewTask>, Refusal> = (0..tasks).map(|_| self.task()).collect();
-                Ok(Input::Enqueue { request, queue, tasks: tasks? })
+                Ok(Input::Enqueue { request, queue, tasks: tasks?, once: None })
             }
         }
     }

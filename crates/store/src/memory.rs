@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use evenhand_core::backlog::{Level, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord};
-use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
 use crate::{Listing, Page, Store, StoreError, Taken};
@@ -71,6 +71,14 @@ pub struct Tables {
     pub tasks: BTreeMap<TaskId, Task>,
     /// Tasks whose rows are set aside.
     pub aside: BTreeSet<TaskId>,
+    /// Workers by seat.
+    pub members: BTreeMap<Seat, MemberRecord>,
+    /// The last owner stopped in good order.
+    pub stopped: bool,
+    /// Requests by what their callers named them.
+    pub requests: BTreeMap<RequestKey, RequestRecord>,
+    /// The store's id.
+    pub store: Option<StoreId>,
 }
 
 impl Memory {
@@ -209,6 +217,10 @@ impl Tables {
             lanes: self.lanes.iter().map(|(id, record)| (*id, *record)).collect(),
             keys: self.keys.iter().map(|((lane, key), record)| (*lane, key.clone(), *record)).collect(),
             aside,
+            members: self.members.iter().map(|(seat, record)| (seat.clone(), record.clone())).collect(),
+            stopped: self.stopped,
+            requests: self.requests.iter().map(|(key, record)| (*key, *record)).collect(),
+            store: self.store,
         }
     }
 
@@ -238,6 +250,10 @@ impl Tables {
             | Change::Key { .. }
             | Change::Queue { .. }
             | Change::Override { .. }
+            | Change::Member { .. }
+            | Change::Stopped { .. }
+            | Change::Request { .. }
+            | Change::Store { .. }
             | Change::Seq { .. } => {}
         }
     }
@@ -305,6 +321,20 @@ impl Tables {
             Change::Override { queue, key, weight: None } => {
                 self.overrides.remove(&(queue, key));
             }
+            Change::Member { seat, record: Some(record) } => {
+                self.members.insert(seat, record);
+            }
+            Change::Member { seat, record: None } => {
+                self.members.remove(&seat);
+            }
+            Change::Stopped { stopped } => self.stopped = stopped,
+            Change::Request { key, record: Some(record) } => {
+                self.requests.insert(key, record);
+            }
+            Change::Request { key, record: None } => {
+                self.requests.remove(&key);
+            }
+            Change::Store { id } => self.store = Some(id),
             Change::Seq { next } => self.next_seq = next,
         }
     }
@@ -363,6 +393,7 @@ mod tests {
             attempt: 1,
             max_attempts: 1,
             accepted: Millis(0),
+            max_duration_ms: 0,
             payload: [].into(),
         })
     }

@@ -1,11 +1,11 @@
 //! Taking tasks in: validation, places, and the change that makes them durable.
 
-use super::Shard;
+use super::{Shard, Timer};
 use crate::backlog::{Entry, Level, VTime, Weight};
 use crate::bounds;
-use crate::change::{Change, Task};
-use crate::messages::{Answer, Effect, NewTask};
-use crate::names::{Key, LaneId, QueueName, RequestId, TaskId};
+use crate::change::{Change, RequestRecord, Task};
+use crate::messages::{Answer, Effect, NewTask, Work};
+use crate::names::{Key, LaneId, QueueName, RequestId, RequestKey, TaskId};
 use crate::refusal::Refusal;
 
 impl Shard {
@@ -14,11 +14,20 @@ impl Shard {
         request: RequestId,
         queue: QueueName,
         tasks: Vec<NewTask>,
+        once: Option<RequestKey>,
         effects: &mut Vec<Effect>,
     ) {
-        match self.may_accept(&queue, &tasks) {
+        if let Some(known) = once.and_then(|key| self.requests.get(&key)) {
+            // It may have come while the first one's commit is on its way: that one has to be durable.
+            let before = Answer::AcceptedBefore(known.ids());
+            return self.answer_after_commit(request, before, effects);
+        }
+        match self.may_accept(&queue, &tasks).and_then(|()| self.has_room_for_request(once)) {
             Ok(()) => {
                 let ids = self.accept(&queue, tasks);
+                if let (Some(key), Some(&first)) = (once, ids.first()) {
+                    self.remember_request(key, first, ids.len());
+                }
                 self.answer_after_commit(request, Answer::Accepted(ids), effects);
             }
             Err(refusal) => effects.push(Effect::Answer { request, answer: Err(refusal) }),
@@ -51,6 +60,48 @@ impl Shard {
         }
         self.has_room_for_queue(queue)?;
         self.has_room_for_tasks(queue, tasks)
+    }
+
+    fn has_room_for_request(&self, once: Option<RequestKey>) -> Result<(), Refusal> {
+        if once.is_none() || self.requests.len() < bounds::REQUESTS {
+            return Ok(());
+        }
+        let (most, minutes) = (bounds::REQUESTS, bounds::REQUEST_MS / 60_000);
+        Err(Refusal::limited(format!(
+            "{most} request ids are remembered, each for {minutes} minutes; send more tasks with each"
+        ))
+        .after(bounds::REQUESTS_AFTER_MS))
+    }
+
+    fn remember_request(&mut self, key: RequestKey, first: TaskId, tasks: usize) {
+        let record = RequestRecord { at: self.now, first, tasks: tasks as u32 };
+        self.requests.insert(key, record);
+        self.requests_by_age.push_back((self.now, key));
+        self.batch.changes.push(Change::Request { key, record: Some(record) });
+        self.arm_requests();
+    }
+
+    /// Sees to it that the oldest request is forgotten in time.
+    pub(super) fn arm_requests(&mut self) {
+        if let Some(&(at, _)) = self.requests_by_age.front()
+            && !self.requests_armed
+        {
+            self.requests_armed = true;
+            let due = at.plus(bounds::REQUEST_MS).max(self.now.plus(bounds::REQUESTS_AFTER_MS));
+            self.arm(due, Timer::ForgetRequests);
+        }
+    }
+
+    pub(super) fn on_requests_timer(&mut self) {
+        self.requests_armed = false;
+        for _ in 0..bounds::REQUESTS_PER_STEP {
+            let old = self.requests_by_age.front().filter(|(at, _)| at.plus(bounds::REQUEST_MS) <= self.now);
+            let Some(&(_, key)) = old else { break };
+            self.requests_by_age.pop_front();
+            self.requests.remove(&key);
+            self.batch.changes.push(Change::Request { key, record: None });
+        }
+        self.arm_requests();
     }
 
     fn has_room_for_queue(&self, queue: &QueueName) -> Result<(), Refusal> {
@@ -91,7 +142,8 @@ impl Shard {
         if !self.room {
             return Err(Refusal::limited(
                 "the store has no room for new tasks; send this again when space has been made",
-            ));
+            )
+            .after(1_000));
         }
         let in_flight: usize =
             self.batch.size() + self.sealed.iter().map(|batch| batch.size()).sum::<usize>();
@@ -119,7 +171,8 @@ impl Shard {
             let level = Level::new(pass, seq);
             lane.chosen(level, commit);
             let id = TaskId(seq);
-            self.payloads.keep(id, &new.payload, self.bounds.payload_bytes);
+            let work = Work { payload: new.payload.clone(), max_duration_ms: new.max_duration_ms };
+            self.payloads.keep(id, work, self.bounds.payload_bytes);
             let entry = Entry { task: id, key, charge, attempt: 1, max_attempts: new.max_attempts };
             self.batch.rows.push((ix, level, entry));
             self.batch.changes.push(Change::Accepted(Task {
@@ -131,6 +184,7 @@ impl Shard {
                 attempt: 1,
                 max_attempts: new.max_attempts,
                 accepted: self.now,
+                max_duration_ms: new.max_duration_ms,
                 payload: new.payload,
             }));
             self.dirty_lanes.insert(ix);
@@ -199,6 +253,10 @@ fn check_task(task: &NewTask) -> Result<(), Refusal> {
     if task.max_attempts == 0 || task.max_attempts > bounds::ATTEMPTS {
         let (is, most) = (task.max_attempts, bounds::ATTEMPTS);
         return Err(Refusal::invalid("max_attempts", format!("{is} is out of range; use 1 to {most}")));
+    }
+    if task.max_duration_ms > bounds::DURATION_MS {
+        let (is, most) = (task.max_duration_ms, bounds::DURATION_MS);
+        return Err(Refusal::invalid("max_duration_ms", format!("{is} is out of range; use 1 to {most}")));
     }
     if task.payload.len() > bounds::PAYLOAD_BYTES {
         let (is, most) = (task.payload.len(), bounds::PAYLOAD_BYTES);

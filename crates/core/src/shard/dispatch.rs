@@ -38,7 +38,12 @@ impl Shard {
         self.note_free(id);
     }
 
-    fn may_join(&self, id: WorkerId, slots: u32, queues: &[(QueueName, Weight)]) -> Result<(), Refusal> {
+    pub(crate) fn may_join(
+        &self,
+        id: WorkerId,
+        slots: u32,
+        queues: &[(QueueName, Weight)],
+    ) -> Result<(), Refusal> {
         if !self.workers.contains_key(&id) && self.workers.len() >= bounds::WORKERS {
             return Err(Refusal::limited(format!("there are {} workers already", bounds::WORKERS)));
         }
@@ -191,8 +196,8 @@ impl Shard {
         }
         let live = LiveRun { run: run.clone(), worker: id, in_lane: Some(entry.key), cancel: false };
         self.runs.insert(entry.task, live);
-        let payload = self.payloads.take(entry.task);
-        effects.push(Effect::Start { worker: id, run, payload });
+        let work = self.payloads.take(entry.task);
+        effects.push(Effect::Start { worker: id, run, work });
         true
     }
 

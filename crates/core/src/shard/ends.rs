@@ -9,10 +9,10 @@ use super::{HeldEnd, LaneIx, Shard, Timer};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::{Change, Row, Task};
+use crate::change::{Change, MemberRecord, Row, Task};
 use crate::life::{self, End, Next, Outcome};
 use crate::messages::{Answer, Effect, Run};
-use crate::names::{Fence, LaneId, Millis, QueueId, RequestId, TaskId, WorkerId};
+use crate::names::{Fence, LaneId, Millis, QueueId, RequestId, Seat, TaskId, WorkerId};
 use crate::refusal::Refusal;
 use crate::workers::LiveRun;
 
@@ -27,12 +27,16 @@ impl Shard {
     ) {
         for run in running {
             let (task, fence) = (run.task, run.fence);
+            let known = |live: &LiveRun| (live.worker, live.run.fence) == (worker, fence);
+            if self.runs.get(&task).is_some_and(known) {
+                continue;
+            }
             if self.open || !self.adopt(worker, run, effects) {
                 effects.push(Effect::Stop { worker, task, fence });
             }
         }
         for (run, end) in ended {
-            if let Some(ix) = self.lane_of(run.lane) {
+            if let Some(ix) = self.lane_of(run.lane).filter(|ix| run.level <= self.lanes[ix.0].window.max()) {
                 // It was dispatched, so V was at least here, whatever the store remembers.
                 self.lanes[ix.0].places.raise_vtime(run.level.pass());
             }
@@ -44,14 +48,14 @@ impl Shard {
     /// Counts a reported run as running. False if the shard knows better.
     fn adopt(&mut self, worker: WorkerId, run: Run, effects: &mut Vec<Effect>) -> bool {
         let Some(ix) = self.lane_of(run.lane) else { return false };
+        if run.level > self.lanes[ix.0].window.max() {
+            return false; // no owner ever gave that place
+        }
         if !self.workers.contains_key(&worker) && self.workers.len() >= bounds::WORKERS {
             return false;
         }
         if let Some(live) = self.runs.get_mut(&run.task) {
             let (other, fence) = (live.worker, live.run.fence);
-            if (other, fence) == (worker, run.fence) {
-                return true; // said again
-            }
             if run.fence <= fence {
                 return false;
             }
@@ -197,6 +201,28 @@ impl Shard {
             self.end_run(task, held.map_or(End::Lost, |held| held.end), None, effects);
         }
         self.workers.remove(&worker);
+        // In one commit with the ends of its runs: they are only known to be over if it is.
+        if let Some(seat) = self.seats.remove(&worker) {
+            self.batch.changes.push(Change::Member { seat, record: None });
+        }
+    }
+
+    /// A worker that an earlier owner saved is counted on.
+    pub(crate) fn count_on(&mut self, worker: WorkerId, seat: Seat) {
+        self.seats.insert(worker, seat);
+    }
+
+    /// A worker is counted on from now on, or what is remembered of it changes.
+    pub(super) fn on_member(
+        &mut self,
+        worker: WorkerId,
+        seat: Seat,
+        record: MemberRecord,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.seats.insert(worker, seat.clone());
+        self.batch.changes.push(Change::Member { seat, record: Some(record) });
+        self.after_commit(Effect::MemberSaved { worker }, effects);
     }
 
     /// Takes a run out of the books and frees its slot.
@@ -250,7 +276,12 @@ impl Shard {
         }
         self.task_changed(task);
         if let Some(worker) = tell {
-            self.after_commit(Effect::Acknowledge { worker, task, fence }, effects);
+            let acknowledge = Effect::Acknowledge { worker, task, fence };
+            if self.canary.is(Bug::AckBeforeCommit) {
+                effects.push(acknowledge);
+            } else {
+                self.after_commit(acknowledge, effects);
+            }
         }
     }
 

@@ -17,17 +17,16 @@ mod ends;
 mod reads;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 
 use crate::backlog::{KeyState, Lane, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
-use crate::change::{LaneRecord, Metadata, QueueRecord, Task, Totals};
+use crate::change::{Change, LaneRecord, Metadata, QueueRecord, RequestRecord, Task, Totals};
 use crate::life::End;
-use crate::messages::{Effect, Input};
+use crate::messages::{Effect, Input, Run, Work};
 use crate::names::{
     Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
-    TaskId, WorkerId,
+    RequestKey, Seat, TaskId, WorkerId,
 };
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
@@ -65,6 +64,8 @@ pub(crate) enum Timer {
     SetAside(LaneIx),
     /// Forget keys, and save that even if nothing else happens.
     Forget(LaneIx),
+    /// Forget requests that are older than we promise to remember them.
+    ForgetRequests,
 }
 
 /// An end that came while the gate was shut.
@@ -109,6 +110,14 @@ pub struct Shard {
     unresolved: BTreeSet<TaskId>,
     /// Cancels of tasks that a worker may be running, or have ended, for all we know yet.
     held_cancels: Vec<(RequestId, TaskId)>,
+    /// Seats of the workers that are saved as members.
+    seats: BTreeMap<WorkerId, Seat>,
+    /// Nothing is started any more.
+    halted: bool,
+    /// Requests that were named by their callers, also in the order in which they came.
+    requests: BTreeMap<RequestKey, RequestRecord>,
+    requests_by_age: VecDeque<(Millis, RequestKey)>,
+    requests_armed: bool,
     payloads: Payloads,
 
     batch: Batch,
@@ -139,21 +148,27 @@ pub struct Shard {
 #[derive(Clone, Debug, Default)]
 struct Payloads {
     bytes: usize,
-    by_task: BTreeMap<TaskId, Arc<[u8]>>,
+    by_task: BTreeMap<TaskId, Work>,
 }
 
 impl Payloads {
-    fn keep(&mut self, task: TaskId, payload: &Arc<[u8]>, budget: usize) {
-        if !payload.is_empty() && self.bytes + payload.len() <= budget {
-            self.bytes += payload.len();
-            self.by_task.insert(task, payload.clone());
+    fn keep(&mut self, task: TaskId, work: Work, budget: usize) {
+        let bytes = Payloads::weigh(&work);
+        if self.bytes + bytes <= budget {
+            self.bytes += bytes;
+            self.by_task.insert(task, work);
         }
     }
 
-    fn take(&mut self, task: TaskId) -> Option<Arc<[u8]>> {
-        let payload = self.by_task.remove(&task)?;
-        self.bytes -= payload.len();
-        Some(payload)
+    fn take(&mut self, task: TaskId) -> Option<Work> {
+        let work = self.by_task.remove(&task)?;
+        self.bytes -= Payloads::weigh(&work);
+        Some(work)
+    }
+
+    /// Bytes that keeping it costs: an empty payload is not free.
+    fn weigh(work: &Work) -> usize {
+        size_of::<(TaskId, Work)>() + work.payload.len()
     }
 }
 
@@ -178,7 +193,7 @@ impl Shard {
         Shard::with_canary(bounds, epoch, seed, metadata, Canary::new(bug))
     }
 
-    fn with_canary(
+    pub(crate) fn with_canary(
         bounds: Bounds,
         epoch: Epoch,
         seed: u64,
@@ -208,6 +223,11 @@ impl Shard {
             held_ends: BTreeMap::new(),
             unresolved: BTreeSet::new(),
             held_cancels: Vec::new(),
+            seats: BTreeMap::new(),
+            halted: false,
+            requests: BTreeMap::new(),
+            requests_by_age: VecDeque::new(),
+            requests_armed: false,
             payloads: Payloads::default(),
             batch: Batch::new(CommitId(1)),
             sealed: VecDeque::new(),
@@ -260,6 +280,10 @@ impl Shard {
         if !self.canary.is(Bug::AsideForgotten) {
             self.aside = metadata.aside.into_iter().map(|task| (task.id, task)).collect();
         }
+        self.requests_by_age = metadata.requests.iter().map(|&(key, record)| (record.at, key)).collect();
+        self.requests_by_age.make_contiguous().sort();
+        self.requests = metadata.requests.into_iter().collect();
+        self.arm_requests();
         self.hungry.extend((0..self.lanes.len()).map(LaneIx));
     }
 
@@ -267,7 +291,9 @@ impl Shard {
     pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
         self.now = self.now.max(now);
         match input {
-            Input::Enqueue { request, queue, tasks } => self.on_enqueue(request, queue, tasks, effects),
+            Input::Enqueue { request, queue, tasks, once } => {
+                self.on_enqueue(request, queue, tasks, once, effects)
+            }
             Input::SetWeight { request, queue, key, weight } => {
                 self.on_set_weight(request, queue, key, weight, effects)
             }
@@ -281,6 +307,13 @@ impl Shard {
                 self.on_ended(HeldEnd { worker, task, fence, attempt, end }, effects)
             }
             Input::Lost { worker } => self.on_lost(worker, effects),
+            Input::Member { worker, seat, record } => self.on_member(worker, seat, record, effects),
+            Input::Halt => self.halted = true,
+            Input::Mark { stopped } => {
+                self.batch.changes.push(Change::Stopped { stopped });
+                self.after_commit(Effect::Marked { stopped }, effects);
+            }
+            Input::Identify { store } => self.batch.changes.push(Change::Store { id: store }),
             Input::Committed { commit } => self.on_committed(commit, effects),
             Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
             Input::TaskLoaded { load, task } => self.on_task_loaded(load, task, effects),
@@ -306,6 +339,39 @@ impl Shard {
             running: queue.running,
             totals,
         })
+    }
+
+    /// Every queue, by number.
+    pub fn queue_names(&self) -> impl Iterator<Item = &QueueName> {
+        self.queues.iter().map(|queue| &queue.record.name)
+    }
+
+    /// The number of a queue.
+    pub fn queue_id(&self, queue: &QueueName) -> Option<QueueId> {
+        self.names.get(queue).copied()
+    }
+
+    /// The first task that waits in each lane of a queue, as far as memory knows: one of them has waited
+    /// longest, or nearly so.
+    pub fn first_waiting(&self, queue: &QueueName) -> impl Iterator<Item = TaskId> {
+        let lanes = self.names.get(queue).map(|id| self.queues[id.0 as usize].lanes.values());
+        let first = |ix: &LaneIx| self.lanes[ix.0].window.waiting().first_key_value();
+        lanes.into_iter().flatten().filter_map(move |ix| first(ix)).map(|(_, entry)| entry.task)
+    }
+
+    /// What a worker runs, as far as the shard knows.
+    pub fn runs_of(&self, worker: WorkerId) -> impl Iterator<Item = &Run> {
+        self.runs.values().filter(move |live| live.worker == worker).map(|live| &live.run)
+    }
+
+    /// Slots that are held, and runs that are alive: always the same number.
+    pub fn slots_and_runs(&self) -> (u64, u64) {
+        (self.workers.values().map(|worker| u64::from(worker.busy)).sum(), self.runs.len() as u64)
+    }
+
+    /// Slots of a worker that are held.
+    pub fn busy(&self, worker: WorkerId) -> u32 {
+        self.workers.get(&worker).map_or(0, |worker| worker.busy)
     }
 
     /// How a key's tasks stand in a queue.
@@ -344,7 +410,7 @@ impl Shard {
 
     /// Nothing keeps the shard from starting tasks.
     pub(crate) fn may_start(&self) -> bool {
-        self.open && self.unresolved.is_empty()
+        self.open && !self.halted && self.unresolved.is_empty()
     }
 
     pub(crate) fn lane_at(&self, ix: LaneIx) -> &Lane {
@@ -438,6 +504,7 @@ impl Shard {
                 Timer::ReadTask(task) => self.ask_task(task, effects),
                 Timer::SetAside(ix) => self.on_aside_timer(ix),
                 Timer::Forget(ix) => self.on_forget_timer(ix),
+                Timer::ForgetRequests => self.on_requests_timer(),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Owners that lost the shard, and know it late or never. Nothing they do may change anything, and what
 //! they did in the last moment either happened before the take-over, and is seen by it, or not at all.
 
-use evenhand_core::names::{Epoch, ShardId};
+use evenhand_core::names::{Epoch, ShardId, StoreId};
 use evenhand_core::{Change, Task};
 
 use super::Harness;
@@ -20,11 +20,15 @@ fn kind(change: &Change) -> usize {
         Change::Lane { .. } => 5,
         Change::Queue { .. } => 6,
         Change::Override { .. } => 7,
+        Change::Member { .. } => 8,
+        Change::Stopped { .. } => 9,
+        Change::Request { .. } => 10,
+        Change::Store { .. } => 11,
         Change::Seq { .. } => KINDS - 1,
     }
 }
 
-const KINDS: usize = 9;
+const KINDS: usize = 13;
 
 /// What a zombie might do to [`furniture`]: each of these would be seen if it happened.
 fn mischief() -> Vec<Change> {
@@ -45,6 +49,14 @@ fn mischief() -> Vec<Change> {
         put_override(LANE.queue, "acme", 77),
         put_override(LANE.queue, "new", 77),
         drop_override(LANE.queue, "acme"),
+        put_member("gpu-7", 7),
+        put_member("new", 7),
+        drop_member("gpu-7"),
+        Change::Stopped { stopped: false },
+        put_request(4, 77),
+        put_request(77, 77),
+        drop_request(4),
+        Change::Store { id: StoreId(77) },
         Change::Seq { next: 77 },
     ];
     for number in 0..KINDS {

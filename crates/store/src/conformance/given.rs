@@ -6,12 +6,13 @@ use std::pin::pin;
 use std::task::Poll;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
-    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
+    StoreId, TaskId,
 };
-use evenhand_core::{Change, Metadata, Row, Task};
+use evenhand_core::{Change, Metadata, Row, Run, Task};
 
 use crate::{Listing, Page, Store, StoreError};
 
@@ -65,6 +66,7 @@ pub(super) fn task(n: u64) -> Task {
         attempt: 1,
         max_attempts: 5,
         accepted: Millis(1_000 + n),
+        max_duration_ms: 0,
         payload: format!("payload {n}").into_bytes().into(),
     }
 }
@@ -158,9 +160,54 @@ pub(super) fn furniture() -> Vec<Change> {
         put_override(LANE.queue, "acme", 2_500),
         acked(LANE, Level::ZERO),
         put_queue(LANE.queue, "render", 4),
+        put_member("gpu-7", 4),
+        Change::Stopped { stopped: true },
+        put_request(4, 4),
+        Change::Store { id: StoreId(4) },
         Change::Seq { next: 5 },
     ]);
     changes
+}
+
+/// A worker's record that is told apart by one number, and has so many runs.
+pub(super) fn member_record(n: u64) -> MemberRecord {
+    let run = |task: u64| Run {
+        task: TaskId(task),
+        lane: LANE,
+        level: at(task),
+        key: key("acme"),
+        charge: Charge { cost: Cost::ONE, weight: weight(2_500) },
+        attempt: 1,
+        max_attempts: 3,
+        fence: Fence { epoch: Epoch(n), dispatch: task },
+        started: Millis(n),
+    };
+    let life = Life { process: n, rejoin: 2 };
+    MemberRecord { token: n << 60, life, wait_ms: n, running: (1..=n).map(run).collect() }
+}
+
+pub(super) fn put_member(seat: &str, n: u64) -> Change {
+    Change::Member { seat: seat_name(seat), record: Some(member_record(n)) }
+}
+
+pub(super) fn drop_member(seat: &str) -> Change {
+    Change::Member { seat: seat_name(seat), record: None }
+}
+
+pub(super) fn seat_name(text: &str) -> Seat {
+    Seat::new(text).expect("a plain name")
+}
+
+pub(super) fn request_record(n: u64) -> RequestRecord {
+    RequestRecord { at: Millis(n), first: TaskId(n), tasks: n as u32 }
+}
+
+pub(super) fn put_request(key: u128, n: u64) -> Change {
+    Change::Request { key: RequestKey(key), record: Some(request_record(n)) }
+}
+
+pub(super) fn drop_request(key: u128) -> Change {
+    Change::Request { key: RequestKey(key), record: None }
 }
 
 /// The same items in another order, always the same one.
@@ -299,6 +346,8 @@ fn sorted(mut metadata: Metadata) -> Metadata {
     metadata.lanes.sort_by_key(|(lane, _)| *lane);
     metadata.keys.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     metadata.aside.sort_by_key(|task| task.id);
+    metadata.members.sort_by(|(a, _), (b, _)| a.cmp(b));
+    metadata.requests.sort_by_key(|(key, _)| *key);
     metadata
 }
 

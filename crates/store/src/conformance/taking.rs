@@ -3,7 +3,7 @@
 
 use evenhand_core::backlog::{Level, VTime, Weight};
 use evenhand_core::change::{LaneRecord, QueueRecord, Totals};
-use evenhand_core::names::{Epoch, LaneId, QueueId};
+use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, StoreId};
 use evenhand_core::{Change, Metadata};
 
 use super::Harness;
@@ -94,6 +94,12 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             Change::Lane { lane: other, record: levels(2) },
             Change::Queue { queue: mail, record: queue("mail", 10) },
             Change::Queue { queue: render, record: queue("render", 20) },
+            put_member("gpu-7", 3),
+            put_member("gpu-8", 0),
+            Change::Stopped { stopped: true },
+            put_request(0, 1),
+            put_request(u128::MAX, 2),
+            Change::Store { id: StoreId(u64::MAX) },
             Change::Seq { next: 209 },
         ])
         .await;
@@ -108,6 +114,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             (LANE, key("zeta"), key_record(2)),
         ],
         aside: vec![aside(&seven)],
+        members: vec![(seat_name("gpu-7"), member_record(3)), (seat_name("gpu-8"), member_record(0))],
+        stopped: true,
+        requests: vec![(RequestKey(0), request_record(1)), (RequestKey(u128::MAX), request_record(2))],
+        store: Some(StoreId(u64::MAX)),
     };
     let owner = Owner::new(&store).await;
     assert_eq!(owner.metadata, first);
@@ -122,6 +132,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             put_override(mail, "acme", 1_500),
             Change::Lane { lane: LANE, record: levels(9) },
             Change::Queue { queue: render, record: queue("render", 21) },
+            put_member("gpu-7", 1),
+            drop_member("gpu-8"),
+            Change::Stopped { stopped: false },
+            drop_request(u128::MAX),
             Change::Seq { next: 300 },
         ])
         .await;
@@ -132,6 +146,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         lanes: vec![(other, levels(2)), (LANE, levels(9))],
         keys: vec![(other, key("acme"), key_record(3)), (LANE, key("acme"), key_record(11))],
         aside: vec![aside(&eight)],
+        members: vec![(seat_name("gpu-7"), member_record(1))],
+        stopped: false,
+        requests: vec![(RequestKey(0), request_record(1))],
+        store: Some(StoreId(u64::MAX)),
     };
     assert_eq!(Owner::new(&store).await.metadata, second);
 }

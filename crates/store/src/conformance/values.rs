@@ -166,7 +166,7 @@ pub async fn keys_of_neighbouring_lanes_and_queues_stay_apart<H: Harness>(h: &H)
 
 /// Every character that is allowed, the longest name, and names that differ only in case.
 pub async fn queue_names_come_back_as_they_are<H: Harness>(h: &H) {
-    let longest = "q".repeat(bounds::QUEUE_NAME_BYTES);
+    let longest = "q".repeat(bounds::NAME_BYTES);
     let names = ["a", "A", "a.b", "a-b", "a_b", "a.", "a-", "a_", "0", "00", "null", &longest, &longest[1..]];
     let store = h.fresh().await;
     let owner = Owner::new(&store).await;
@@ -186,6 +186,7 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         charge: Charge { cost: cheapest, weight: Weight::MAX },
         max_attempts: 1,
         accepted: Millis(0),
+        max_duration_ms: 0,
         ..task(1)
     };
     let largest = Task {
@@ -196,6 +197,7 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         attempt: u16::MAX,
         max_attempts: u16::MAX,
         accepted: Millis(u64::MAX),
+        max_duration_ms: u64::MAX,
         ..task(1)
     };
     let store = h.fresh().await;

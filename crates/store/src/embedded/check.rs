@@ -191,7 +191,7 @@ pub fn check(dir: impl AsRef<Path>, progress: Progress<'_>) -> Result<Checked, D
 
 fn look(path: &Path) -> Result<Dir, DirError> {
     let dir = Dir::look(path)?;
-    dir.is_marked()?;
+    dir.format()?;
     Ok(dir)
 }
 

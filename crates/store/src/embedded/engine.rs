@@ -21,7 +21,7 @@ use evenhand_core::names::{Epoch, ShardId};
 use tokio::sync::oneshot;
 
 use super::Options;
-use super::files::{Dir, DirError};
+use super::files::{Dir, DirError, FORMAT};
 use super::layout::{Batch, RecordKey, RowKey, TaskKey};
 use super::log::{Acked, LastAcked};
 use super::manifest::Standing;
@@ -112,10 +112,14 @@ impl Engine {
         let options = Options { segment: options.segment.min(LARGEST as u64), ..options };
         raise_open_files();
         let dir = Dir::open(path)?;
-        if !dir.is_marked()? {
+        let format = dir.format()?;
+        if format.is_none() {
             begin(&dir, &options)?;
         }
         let loaded = load(&dir)?;
+        if format.is_some_and(|format| format < FORMAT) {
+            dir.mark()?; // before anything is written that the old format does not know
+        }
         let mut epochs = BTreeMap::new();
         for shard in loaded.shards()? {
             epochs.insert(shard, loaded.epoch(shard)?);

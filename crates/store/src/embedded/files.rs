@@ -16,12 +16,16 @@ use std::path::{Path, PathBuf};
 
 use crate::StoreError;
 
-/// The format that this version writes, and the only one it reads.
+/// The format that this version writes. It reads those from [`OLDEST_FORMAT`] on, and turns a directory into
+/// one of this when it is opened: 2 added records (workers, requests, the store's id) and a field of tasks,
+/// and reads what 1 wrote as it is.
 ///
 /// To change it: raise this number; teach [`Dir::open`] to turn a directory of the last format into one of
 /// this (or to say that it cannot, and with which version it can); keep the directory of every earlier
 /// format in `tests/formats` with a test that opens it; write it into the changelog.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+/// The oldest format that this version reads.
+pub(super) const OLDEST_FORMAT: u32 = 1;
 
 const MARK: &str = "evenhand-store";
 const MARK_TEXT: &str = "This directory is an Evenhand store. Its files belong together: copy all or none.";
@@ -71,7 +75,7 @@ pub enum DirError {
     },
     /// The directory is of another format.
     #[error(
-        "{} has store format {found}, this version of Evenhand reads and writes format {FORMAT}; {}",
+        "{} has store format {found}, this version of Evenhand writes format {FORMAT} and reads those from {OLDEST_FORMAT} on; {}",
         dir.display(),
         if *found > FORMAT { "use the version that wrote it, or a later one" } else { "upgrade it step by step, as the changelog says" }
     )]
@@ -194,12 +198,12 @@ impl Dir {
         Ok(Dir { path: path.into(), lock: lock(path, false)? })
     }
 
-    /// Whether it is a store: the mark is there, and of our format.
-    pub(super) fn is_marked(&self) -> Result<bool, DirError> {
+    /// Which format it has, if it is a store: the mark is there, and of a format that we read.
+    pub(super) fn format(&self) -> Result<Option<u32>, DirError> {
         let file = self.mark_path();
         let text = match std::fs::read_to_string(&file) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return damaged(&file, 0, "it is not text");
             }
@@ -209,13 +213,13 @@ impl Dir {
         let Some((Ok(found), rest)) = found.map(|(number, rest)| (number.parse::<u32>(), rest)) else {
             return damaged(&file, 0, "its first line is not `format` and a number");
         };
-        if found != FORMAT {
+        if !(OLDEST_FORMAT..=FORMAT).contains(&found) {
             return Err(DirError::Format { dir: self.path.clone(), found });
         }
         if rest.trim_end() != MARK_TEXT {
             return damaged(&file, text.len() as u64 - rest.len() as u64, "its text was changed");
         }
-        Ok(true)
+        Ok(Some(found))
     }
 
     /// Writes the mark: from now on it is a store.

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | rows | shard, lane, level | what the window needs of a task | once |
 //! | tasks | shard, id | the task as it was accepted, payload included | once |
-//! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, overrides, moves | in place |
+//! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, overrides, moves, workers, requests | in place |
 //!
 //! A task costs two puts when it is accepted (its row, its record) and two deletes when it ends, or one if
 //! the same commit raises its lane's ack level above it, which deletes rows by range. A retried
@@ -19,11 +19,12 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
 use evenhand_core::names::{
-    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
+    StoreId, TaskId,
 };
-use evenhand_core::{Change, Metadata, Row, Task};
+use evenhand_core::{Change, Metadata, Row, Run, Task};
 
 use super::bytes::{Get, Put};
 use super::log::FRAME_HEADER;
@@ -56,6 +57,14 @@ pub(super) const KEY: u8 = b'k';
 pub(super) const MOVED: u8 = b'm';
 /// That a task is set aside, by task.
 pub(super) const ASIDE: u8 = b'a';
+/// A worker that the shard counts on, by seat.
+pub(super) const MEMBER: u8 = b'w';
+/// That the last owner stopped in good order.
+pub(super) const STOPPED: u8 = b'x';
+/// A request, by what its caller named it.
+pub(super) const REQUEST: u8 = b'r';
+/// The store's id.
+pub(super) const STORE: u8 = b'i';
 
 fn part<const N: usize>(key: &[u8], at: usize) -> [u8; N] {
     let mut part = [0; N];
@@ -254,7 +263,11 @@ impl Batch {
             | Change::Lane { .. }
             | Change::Queue { .. }
             | Change::Override { .. }
+            | Change::Stopped { .. }
+            | Change::Request { .. }
+            | Change::Store { .. }
             | Change::Seq { .. } => 64,
+            Change::Member { record, .. } => 128 + 128 * record.as_ref().map_or(0, |r| r.running.len()),
         };
         batch.bytes.reserve(changes.iter().map(accepted).sum());
         let mut acks = BTreeMap::new();
@@ -364,6 +377,38 @@ impl Batch {
                     None => self.delete(Kind::Records, &at),
                 }
             }
+            Change::Member { seat, record } => {
+                let at = record_key(shard, MEMBER, &[seat.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        put_member(value, record);
+                        self.put(Kind::Records, &at, value);
+                    }
+                    None => self.delete(Kind::Records, &at),
+                }
+            }
+            Change::Stopped { stopped } => {
+                let at = record_key(shard, STOPPED, &[]);
+                match stopped {
+                    true => self.put(Kind::Records, &at, &[]),
+                    false => self.delete(Kind::Records, &at),
+                }
+            }
+            Change::Request { key, record } => {
+                let at = record_key(shard, REQUEST, &[&key.0.to_be_bytes()]);
+                match record {
+                    Some(record) => {
+                        value.put_short(record.at.0);
+                        value.put_short(record.first.0);
+                        value.put_short(record.tasks.into());
+                        self.put(Kind::Records, &at, value);
+                    }
+                    None => self.delete(Kind::Records, &at),
+                }
+            }
+            Change::Store { id } => {
+                self.put(Kind::Records, &record_key(shard, STORE, &[]), &id.0.to_le_bytes());
+            }
             Change::Seq { next } => {
                 self.put(Kind::Records, &record_key(shard, SEQ, &[]), &next.to_le_bytes());
             }
@@ -400,6 +445,10 @@ pub(super) fn next_op<'a>(get: &mut Get<'a>) -> Option<Op<'a>> {
     Some(Op { kind, key, value: Some((start, start + value_len)) })
 }
 
+/// What a task's record has beside the rest.
+const HAS_LEVEL: u8 = 1;
+const HAS_DURATION: u8 = 2;
+
 fn put_charge(value: &mut Vec<u8>, charge: Charge) {
     value.put_short(charge.cost.thousandths().into());
     value.put_short(charge.weight.thousandths().into());
@@ -417,19 +466,69 @@ fn put_task(value: &mut Vec<u8>, task: &Task) {
     value.put_short(task.lane.queue.0.into());
     value.put_u8(task.lane.priority.0);
     value.put_u8(task.lane.class.0);
+    let timed = if task.max_duration_ms > 0 { HAS_DURATION } else { 0 };
     match task.level {
         Some(level) => {
-            value.put_u8(1);
+            value.put_u8(HAS_LEVEL | timed);
             value.put(&level.to_bytes());
         }
-        None => value.put_u8(0),
+        None => value.put_u8(timed),
     }
     value.put_text(task.key.as_str());
     put_charge(value, task.charge);
     value.put_short(task.attempt.into());
     value.put_short(task.max_attempts.into());
     value.put_short(task.accepted.0);
+    if timed > 0 {
+        value.put_short(task.max_duration_ms);
+    }
     value.put(&task.payload);
+}
+
+fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
+    value.put_u64(record.token);
+    value.put_short(record.life.process);
+    value.put_short(record.life.rejoin.into());
+    value.put_short(record.wait_ms);
+    value.put_short(record.running.len() as u64);
+    for run in &record.running {
+        value.put_short(run.task.0);
+        value.put_short(run.lane.queue.0.into());
+        value.put_u8(run.lane.priority.0);
+        value.put_u8(run.lane.class.0);
+        value.put(&run.level.to_bytes());
+        value.put_text(run.key.as_str());
+        put_charge(value, run.charge);
+        value.put_short(run.attempt.into());
+        value.put_short(run.max_attempts.into());
+        value.put_short(run.fence.epoch.0);
+        value.put_short(run.fence.dispatch);
+        value.put_short(run.started.0);
+    }
+}
+
+fn member(get: &mut Get<'_>) -> Option<MemberRecord> {
+    let token = get.u64()?;
+    let life = Life { process: get.short()?, rejoin: short(get)? };
+    let wait_ms = get.short()?;
+    let runs = get.short()?;
+    let mut running = Vec::new();
+    for _ in 0..runs {
+        let task = TaskId(get.short()?);
+        let queue = QueueId(short(get)?);
+        running.push(Run {
+            task,
+            lane: LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) },
+            level: level(get)?,
+            key: key(get)?,
+            charge: charge(get)?,
+            attempt: short(get)?,
+            max_attempts: short(get)?,
+            fence: Fence { epoch: Epoch(get.short()?), dispatch: get.short()? },
+            started: Millis(get.short()?),
+        });
+    }
+    Some(MemberRecord { token, life, wait_ms, running })
 }
 
 fn short<T: TryFrom<u64>>(get: &mut Get<'_>) -> Option<T> {
@@ -464,11 +563,11 @@ pub(super) fn task(at: &TaskKey, value: &[u8]) -> Option<Task> {
     let get = &mut Get::new(value);
     let queue = QueueId(short(get)?);
     let lane = LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) };
-    let level = match get.u8()? {
-        0 => None,
-        1 => Some(level(get)?),
-        _ => return None,
-    };
+    let has = get.u8()?;
+    if has & !(HAS_LEVEL | HAS_DURATION) != 0 {
+        return None;
+    }
+    let level = if has & HAS_LEVEL > 0 { Some(level(get)?) } else { None };
     Some(Task {
         id: task_of(at),
         lane,
@@ -478,6 +577,7 @@ pub(super) fn task(at: &TaskKey, value: &[u8]) -> Option<Task> {
         attempt: short(get)?,
         max_attempts: short(get)?,
         accepted: Millis(get.short()?),
+        max_duration_ms: if has & HAS_DURATION > 0 { get.short()? } else { 0 },
         payload: value.get(get.at()..)?.into(),
     })
 }
@@ -556,6 +656,17 @@ pub(super) fn tell(
             };
             metadata.keys.push((lane, key, record));
         }
+        &MEMBER => {
+            let seat = Seat::new(std::str::from_utf8(&record[name.at()..]).ok()?).ok()?;
+            metadata.members.push((seat, member(get)?));
+        }
+        &STOPPED => metadata.stopped = true,
+        &REQUEST => {
+            let key = RequestKey(u128::from_be_bytes(name.take(16)?.try_into().ok()?));
+            let (at, first) = (Millis(get.short()?), TaskId(get.short()?));
+            metadata.requests.push((key, RequestRecord { at, first, tasks: short(get)? }));
+        }
+        &STORE => metadata.store = Some(StoreId(get.u64()?)),
         &ASIDE => aside.push(TaskId(u64::from_be_bytes(name.take(8)?.try_into().ok()?))),
         _ => return None,
     }

@@ -166,6 +166,7 @@ impl Owner {
             attempt: 1,
             max_attempts: 3,
             accepted: Millis(id),
+            max_duration_ms: 0,
             payload: Arc::from(vec![id as u8; 4096 + id as usize % 7]),
         };
         let tasks: Vec<Task> = (self.next..self.next + 4).map(task).collect();

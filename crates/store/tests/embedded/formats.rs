@@ -5,10 +5,13 @@
 use std::path::{Path, PathBuf};
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
 use evenhand_core::life::Outcome;
-use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId};
-use evenhand_core::{Change, Row, Task};
+use evenhand_core::names::{
+    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
+    StoreId, TaskId,
+};
+use evenhand_core::{Change, Row, Run, Task};
 use evenhand_store::embedded::{self, FORMAT};
 use evenhand_store::{Embedded, Listing, Memory, Page, Store, Taken};
 
@@ -34,8 +37,8 @@ fn charge() -> Charge {
     Charge { cost: Cost::ONE, weight: Weight::from_thousandths(1_500).unwrap() }
 }
 
-/// Commits with every kind of change in them: tasks that wait, were retried, run long, and ended.
-fn commits() -> Vec<Vec<Change>> {
+/// Commits with every kind of change of a format in them: tasks that wait, were retried, run long, and ended.
+fn commits(format: u32) -> Vec<Vec<Change>> {
     let accepted = |id: u64| {
         Change::Accepted(Task {
             id: TaskId(id),
@@ -46,6 +49,7 @@ fn commits() -> Vec<Vec<Change>> {
             attempt: 1,
             max_attempts: 3,
             accepted: Millis(1_700_000_000_000 + id),
+            max_duration_ms: if format >= 2 { id % 3 * 1_000 } else { 0 },
             payload: format!("payload of task {id}").into_bytes().into(),
         })
     };
@@ -101,12 +105,34 @@ fn commits() -> Vec<Vec<Change>> {
         Change::Override { queue: QueueId(0), key: key(1), weight: Some(Weight::MAX) },
         Change::Seq { next: 1_011 },
     ]);
+    if format >= 2 {
+        let request = RequestRecord { at: Millis(1_700_000_000_000), first: TaskId(1), tasks: 60 };
+        let run = Run {
+            task: TaskId(11),
+            lane: LANE,
+            level: level(11),
+            key: key(11),
+            charge: charge(),
+            attempt: 1,
+            max_attempts: 3,
+            fence: Fence { epoch: Epoch(7), dispatch: 12 },
+            started: Millis(1_700_000_000_100),
+        };
+        let life = Life { process: 3, rejoin: 1 };
+        let member = MemberRecord { token: 77, life, wait_ms: 60_000, running: vec![run] };
+        commits.push(vec![
+            Change::Member { seat: Seat::new("gpu-7").unwrap(), record: Some(member) },
+            Change::Stopped { stopped: true },
+            Change::Request { key: RequestKey(1 << 100), record: Some(request) },
+            Change::Store { id: StoreId(4711) },
+        ]);
+    }
     commits
 }
 
-async fn write(store: &impl Store) {
+async fn write(store: &impl Store, format: u32) {
     let epoch = store.take(SHARD).await.unwrap().epoch;
-    for changes in commits() {
+    for changes in commits(format) {
         store.commit(SHARD, epoch, changes).await.unwrap();
     }
 }
@@ -123,15 +149,15 @@ fn directories_of_every_format_open_with_what_they_held() {
     let current = formats().join(FORMAT.to_string());
     if std::env::var_os("UPDATE_FORMATS").is_some() && !current.exists() {
         let store = Embedded::open(&current, small(4096)).unwrap();
-        block_on(write(&store));
+        block_on(write(&store, FORMAT));
     }
     assert!(current.exists(), "format {FORMAT} has no directory; write it with UPDATE_FORMATS=1");
 
-    let model = Memory::default();
-    block_on(write(&model));
-    let expected = block_on(contents(&model));
-    for kept in formats().read_dir().unwrap() {
-        let kept = kept.unwrap().path();
+    for format in 1..=FORMAT {
+        let model = Memory::default();
+        block_on(write(&model, format));
+        let expected = block_on(contents(&model));
+        let kept = formats().join(format.to_string());
         let dir = tempfile::tempdir().unwrap();
         copy(&kept, dir.path());
         let checked = embedded::check(dir.path(), &mut |_, _| {}).unwrap();

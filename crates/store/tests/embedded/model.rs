@@ -119,6 +119,7 @@ impl Owned {
             attempt: 1,
             max_attempts: 1 + dice.below(300) as u16,
             accepted: Millis(dice.below(1 << 50)),
+            max_duration_ms: 0,
             payload: vec![level.seq() as u8; dice.below(150) as usize].into(),
         };
         self.tasks.insert(task.id, task.clone());

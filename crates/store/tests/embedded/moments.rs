@@ -28,6 +28,7 @@ fn task() -> Task {
         attempt: 1,
         max_attempts: 1_000,
         accepted: Millis(0),
+        max_duration_ms: 0,
         payload: [].into(),
     }
 }

@@ -50,6 +50,7 @@ fn task(commit: u64, place: u64) -> Task {
         attempt: 1,
         max_attempts: 5,
         accepted: Millis(commit),
+        max_duration_ms: 0,
         payload: format!("payload of {id}; ").repeat(8 + (id % 16) as usize).into_bytes().into(),
     }
 }

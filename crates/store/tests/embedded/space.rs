@@ -29,6 +29,7 @@ fn accepted(id: u64) -> Change {
         attempt: 1,
         max_attempts: 1,
         accepted: Millis(0),
+        max_duration_ms: 0,
         payload: vec![id as u8; 200].into(),
     })
 }

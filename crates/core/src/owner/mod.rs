@@ -1,0 +1,760 @@
+//! An owner: a shard together with what it knows of its workers. It decides who is let in, who is alive, who
+//! gets work, and when the start gate opens; the shard decides what they run.
+//!
+//! The promise is that no task runs twice at once. It rests on four rules:
+//! 1. A worker gets work only after the store knows it ([`Change::Member`](crate::Change)), so that the next
+//!    owner knows whom to ask.
+//! 2. A worker is told nothing that lets it live longer than the store says it may: `wait_ms` is saved
+//!    before the welcome that makes it true.
+//! 3. A new owner starts nothing until every saved worker has said hello (which says all that it runs), is
+//!    proven dead by a later life under its seat's lock, or has been silent for its `wait_ms`. An owner that
+//!    stopped in good order leaves a mark and what runs; then nobody has to be asked.
+//! 4. A worker is lost in one commit with the ends of its runs.
+//!
+//! Agreement among the workers themselves, for stores that cannot be trusted to be the newest copy, will be
+//! a second witness beside rule 3: [`Owner::look_at_gate`] is its place.
+//!
+//! Read [`messages`] for what goes in and out, [`health`] for the times, `members` for who may have a seat.
+
+pub mod health;
+mod members;
+pub mod messages;
+
+use std::collections::BTreeMap;
+
+use crate::bounds::{self, Bounds};
+use crate::canary::{Bug, Canary};
+use crate::change::{MemberRecord, Metadata};
+use crate::messages as shard_messages;
+use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId};
+use crate::refusal::{Kind, Refusal};
+use crate::shard::Shard;
+use health::{Health, Thresholds};
+use members::{Claim, Member};
+use messages::{Beat, Effect, Hello, Input, Note, Then};
+
+/// What an owner is told once.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bounds of its shard.
+    pub bounds: Bounds,
+    /// When a worker counts as what.
+    pub thresholds: Thresholds,
+    /// How long workers may go on without a server that stopped in good order, in milliseconds.
+    pub absence_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { bounds: Bounds::default(), thresholds: Thresholds::default(), absence_ms: 5 * 60 * 1000 }
+    }
+}
+
+/// What distinguishes this owner from all others.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// A random number that callers cannot know. What the owner does never depends on it.
+    pub seed: u64,
+    /// The store's id, if the store has none yet.
+    pub store: StoreId,
+}
+
+/// The start gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    /// Workers are waited for.
+    Shut,
+    /// The last owner left a mark, which is being removed: it counts once.
+    Unmarking,
+    Open,
+}
+
+/// A shard and its workers. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    shard: Shard,
+    settings: Settings,
+    store: StoreId,
+    canary: Canary,
+    now: Millis,
+    members: BTreeMap<Seat, Member>,
+    /// Whose session a connection is.
+    sessions: BTreeMap<SessionId, Seat>,
+    workers: BTreeMap<WorkerId, Seat>,
+    next_worker: u64,
+    gate: Gate,
+    stopping: bool,
+    /// The next look at everybody's health.
+    look_at: Option<Millis>,
+    /// When what absent workers are still waited for was last saved.
+    wait_saved: Millis,
+    shard_wake: Option<Millis>,
+    wake: Option<Millis>,
+    inner: Vec<shard_messages::Effect>,
+}
+
+impl Owner {
+    /// The owner of a shard as the store has it. An error says how the metadata contradicts itself.
+    pub fn new(
+        now: Millis,
+        settings: Settings,
+        identity: Identity,
+        metadata: Metadata,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Owner, String> {
+        Owner::with_canary(now, settings, identity, metadata, Canary::default(), effects)
+    }
+
+    /// An owner with a deliberate bug, or none.
+    pub fn with_canary(
+        now: Millis,
+        settings: Settings,
+        identity: Identity,
+        mut metadata: Metadata,
+        canary: Canary,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Owner, String> {
+        let saved = std::mem::take(&mut metadata.members);
+        let (stopped, store) = (metadata.stopped, metadata.store);
+        let shard =
+            Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?;
+        let mut owner = Owner {
+            shard,
+            settings,
+            store: store.unwrap_or(identity.store),
+            canary,
+            now,
+            members: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            next_worker: 1,
+            gate: Gate::Shut,
+            stopping: false,
+            look_at: None,
+            wait_saved: now,
+            shard_wake: None,
+            wake: None,
+            inner: Vec::new(),
+        };
+        if store.is_none() {
+            owner.feed(shard_messages::Input::Identify { store: owner.store }, effects);
+        }
+        for (seat, record) in saved {
+            let worker = owner.add(seat.clone(), |worker| Member::saved(worker, &record, now));
+            owner.shard.count_on(worker, seat);
+            if stopped {
+                let running = record.running;
+                owner.feed(shard_messages::Input::Report { worker, running, ended: Vec::new() }, effects);
+            }
+        }
+        if stopped && !canary.is(Bug::MarkKept) {
+            owner.gate = Gate::Unmarking;
+            owner.feed(shard_messages::Input::Mark { stopped: false }, effects);
+        } else if stopped {
+            owner.open(effects);
+        }
+        owner.settle(effects);
+        Ok(owner)
+    }
+
+    /// Learns one fact and says what must be done about it.
+    pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
+        self.now = self.now.max(now);
+        match input {
+            Input::Shard(input) => self.feed(input, effects),
+            Input::Hello { session, hello } => self.on_hello(session, hello, effects),
+            Input::Beat { session, beat } => self.on_beat(session, beat, effects),
+            Input::Offer { session, slots } => self.on_offer(session, slots, effects),
+            Input::Ended { session, task, fence, attempt, end } => {
+                if let Some(worker) = self.worker_of(session) {
+                    self.feed(shard_messages::Input::Ended { worker, task, fence, attempt, end }, effects);
+                }
+            }
+            Input::Refused { session, task, fence } => {
+                if let Some(worker) = self.worker_of(session) {
+                    self.feed(shard_messages::Input::Refused { worker, task, fence }, effects);
+                }
+            }
+            Input::Closed { session } => self.on_closed(session, effects),
+            Input::Dead { seat, token, process } => self.on_dead(&seat, token, process, effects),
+            Input::Stop => self.on_stop(effects),
+            Input::Tick => self.on_tick(effects),
+        }
+        self.settle(effects);
+    }
+
+    /// Closes what happened into one commit, if there is anything to save.
+    pub fn seal(&mut self, effects: &mut Vec<Effect>) {
+        let mut inner = std::mem::take(&mut self.inner);
+        self.shard.seal(&mut inner);
+        effects.extend(inner.drain(..).map(Effect::Shard));
+        self.inner = inner;
+    }
+
+    /// The shard.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    /// The store that it owns a shard of.
+    pub fn store(&self) -> StoreId {
+        self.store
+    }
+
+    /// What counts for its workers.
+    pub fn thresholds(&self) -> Thresholds {
+        self.settings.thresholds
+    }
+
+    /// How the start gate stands.
+    pub fn gate(&self) -> GateView {
+        let absent = || self.members.iter().filter(|(_, member)| member.is_absent());
+        GateView {
+            open: self.gate == Gate::Open,
+            absent: absent().map(|(seat, _)| seat.clone()).collect(),
+            opens_in_ms: absent().map(|(_, member)| member.wait_left(self.now)).max().unwrap_or(0),
+            members: self.members.len(),
+        }
+    }
+
+    /// Every worker that it counts on, by seat.
+    pub fn members(&self) -> impl Iterator<Item = MemberView<'_>> {
+        self.members.iter().map(|(seat, member)| MemberView {
+            seat,
+            worker: member.worker,
+            life: member.life,
+            session: member.session,
+            health: member.health,
+            slots: member.slots,
+            running: self.shard.busy(member.worker),
+            queues: &member.queues,
+            silent_ms: self.now.0.saturating_sub(member.heard.0),
+            lost_in_ms: member.wait_left(self.now),
+            why_not: self.why_not(member),
+        })
+    }
+
+    /// The seat of a worker.
+    pub fn seat(&self, worker: WorkerId) -> Option<&Seat> {
+        self.workers.get(&worker)
+    }
+
+    /// Why a worker gets no work, if it gets none.
+    fn why_not(&self, member: &Member) -> Option<&'static str> {
+        match member.health {
+            None => Some("it has not been heard since this server started"),
+            Some(_) if self.stopping => Some("this server is stopping"),
+            Some(_) if self.gate != Gate::Open => Some("the start gate is shut"),
+            Some(_) if member.unsaved => Some("its join is being saved"),
+            Some(_) if member.session.is_none() => Some("it is not connected"),
+            Some(Health::New) => Some("it has just joined"),
+            Some(Health::Unhealthy | Health::MustDie) => Some("it is silent"),
+            Some(Health::Healthy) if member.slots == 0 => Some("it offers no slots: it drains"),
+            Some(Health::Healthy) => None,
+        }
+    }
+
+    // --- sessions ---
+
+    fn on_hello(&mut self, session: SessionId, hello: Hello, effects: &mut Vec<Effect>) {
+        if let Err((refusal, then)) = self.may_enter(&hello) {
+            effects.push(Effect::Refuse { session, refusal, then });
+            return;
+        }
+        let claim =
+            self.members.get(&hello.seat).map_or(Claim::Join, |member| member.claim(&hello, self.now));
+        match claim {
+            Claim::Refuse(refusal, then) => {
+                effects.push(Effect::Refuse { session, refusal, then });
+                return;
+            }
+            Claim::Replace => self.lose(&hello.seat.clone(), "a later life of it has come", effects),
+            Claim::Join | Claim::Resume => {}
+        }
+        let seat = hello.seat.clone();
+        if claim == Claim::Resume {
+            self.resume(session, &hello, effects);
+        } else {
+            let record = MemberRecord { token: hello.token, life: hello.life, ..MemberRecord::default() };
+            let now = self.now;
+            self.add(seat.clone(), |worker| Member {
+                confirmed: true,
+                ..Member::saved(worker, &record, now)
+            });
+            self.take_in(session, &hello);
+            effects.push(Effect::Note(Note::Joined { seat: seat.clone(), life: hello.life }));
+        }
+        self.report(&seat, hello, effects);
+        self.save_before_welcome(&seat, effects);
+        self.look_at_gate(effects);
+    }
+
+    /// What does not depend on who has the seat.
+    fn may_enter(&self, hello: &Hello) -> Result<(), (Refusal, Then)> {
+        if self.stopping {
+            let refusal = Refusal::new(Kind::Unavailable, "", "this server is stopping").after(1_000);
+            return Err((refusal, Then::Retry));
+        }
+        if hello.store.is_some_and(|store| store != self.store) {
+            let message = "the worker has worked for another store; it forgets that one and begins anew";
+            return Err((Refusal::new(Kind::Conflict, "store_id", message), Then::Forget));
+        }
+        let epoch = self.shard.epoch();
+        let shown = hello.running.iter().chain(hello.ended.iter().map(|(run, _)| run));
+        if shown.map(|run| run.fence.epoch).chain([hello.epoch]).any(|shown| shown > epoch) {
+            let message = format!(
+                "the worker has obeyed epoch {}, this owner has epoch {epoch}: another server has the shard, or \
+                 the store is an old copy",
+                hello.epoch
+            );
+            return Err((Refusal::new(Kind::Conflict, "epoch", message).after(5_000), Then::Retry));
+        }
+        let known = self.members.get(&hello.seat).map_or(WorkerId(0), |member| member.worker);
+        self.shard.may_join(known, hello.slots, &hello.queues).map_err(|refusal| (refusal, Then::Exit))
+    }
+
+    /// The same life says hello again: to this owner, or first to an earlier one.
+    fn resume(&mut self, session: SessionId, hello: &Hello, effects: &mut Vec<Effect>) {
+        if let Some(old) = self.members.get_mut(&hello.seat).and_then(|member| member.session.take()) {
+            self.sessions.remove(&old);
+            let refusal = Refusal::new(Kind::Conflict, "session", "the worker has begun a newer session");
+            effects.push(Effect::Refuse { session: old, refusal, then: Then::Retry });
+        }
+        let first = self.members.get(&hello.seat).is_some_and(Member::is_absent);
+        if let Some(member) = self.members.get_mut(&hello.seat)
+            && first
+        {
+            member.wait_ms = member.wait_left(self.now);
+        }
+        self.take_in(session, hello);
+    }
+
+    /// What every hello changes.
+    fn take_in(&mut self, session: SessionId, hello: &Hello) {
+        let lost_after_ms = self.settings.thresholds.lost_after_ms;
+        if let Some(member) = self.members.get_mut(&hello.seat) {
+            member.session = Some(session);
+            member.numbered = hello.session;
+            member.slots = hello.slots;
+            member.queues = hello.queues.clone();
+            member.health = Some(Health::New);
+            member.heard = self.now;
+            member.acknowledged = self.now;
+            member.answered = 0;
+            member.wait_ms = member.wait_ms.max(lost_after_ms);
+        }
+        self.sessions.insert(session, hello.seat.clone());
+    }
+
+    /// What a worker runs and what ended there. What it does not name, it never started.
+    fn report(&mut self, seat: &Seat, hello: Hello, effects: &mut Vec<Effect>) {
+        let Some(worker) = self.members.get(seat).map(|member| member.worker) else { return };
+        let named = |task: TaskId, fence: Fence| {
+            let same = |run: &shard_messages::Run| (run.task, run.fence) == (task, fence);
+            hello.running.iter().any(same) || hello.ended.iter().any(|(run, _)| same(run))
+        };
+        let runs = self.shard.runs_of(worker).map(|run| (run.task, run.fence));
+        let denied: Vec<(TaskId, Fence)> = runs.filter(|&(task, fence)| !named(task, fence)).collect();
+        let Hello { running, ended, .. } = hello;
+        self.feed(shard_messages::Input::Report { worker, running, ended }, effects);
+        for (task, fence) in denied {
+            self.feed(shard_messages::Input::Refused { worker, task, fence }, effects);
+        }
+    }
+
+    /// The welcome grants a lease, so what it may grant is saved first, if it is not.
+    fn save_before_welcome(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
+        let Some(member) = self.members.get_mut(seat) else { return };
+        let worker = member.worker;
+        if member.saved_wait_ms >= member.wait_ms && !member.unsaved
+            || self.canary.is(Bug::AnswerBeforeWaitSaved) && member.saved_wait_ms > 0
+        {
+            self.welcome(worker, effects);
+        } else {
+            member.unsaved = true;
+            if self.canary.is(Bug::WorkBeforeJoinSaved) {
+                self.welcome(worker, effects);
+            }
+            self.save(seat, effects);
+        }
+    }
+
+    fn save(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
+        let Some(member) = self.members.get_mut(seat) else { return };
+        member.saved_wait_ms = member.wait_ms;
+        let record = MemberRecord {
+            token: member.token,
+            life: member.life,
+            wait_ms: member.wait_ms,
+            running: Vec::new(),
+        };
+        let worker = member.worker;
+        self.feed(shard_messages::Input::Member { worker, seat: seat.clone(), record }, effects);
+    }
+
+    fn welcome(&mut self, worker: WorkerId, effects: &mut Vec<Effect>) {
+        let Some(seat) = self.workers.get(&worker).cloned() else { return };
+        let Some(member) = self.members.get_mut(&seat) else { return };
+        member.unsaved = false;
+        if let (Some(session), false) = (member.session, self.stopping) {
+            let (store, thresholds) = (self.store, self.settings.thresholds);
+            effects.push(Effect::Welcome { session, worker, store, thresholds });
+            self.offer(&seat, effects);
+        }
+    }
+
+    fn on_beat(&mut self, session: SessionId, beat: Beat, effects: &mut Vec<Effect>) {
+        if self.stopping {
+            return;
+        }
+        let Some(seat) = self.sessions.get(&session).cloned() else { return };
+        let Some(member) = self.members.get_mut(&seat) else { return };
+        if member.unsaved {
+            return; // it has not been welcomed: it is ahead of itself
+        }
+        let Thresholds { unhealthy_after_ms, lost_after_ms, .. } = self.settings.thresholds;
+        if member.health == Some(Health::New) || beat.answered > member.answered {
+            member.answered = beat.answered;
+            member.acknowledged = self.now;
+        } else if self.now.0 - member.acknowledged.0 > unhealthy_after_ms {
+            return; // it is heard but does not hear: an answer would keep nobody alive
+        }
+        member.heard = self.now;
+        member.confirmed = true;
+        member.wait_ms = lost_after_ms;
+        let was_healthy = member.is_healthy();
+        member.health = Some(Health::Healthy);
+        let unsaved = member.saved_wait_ms != lost_after_ms;
+        effects.push(Effect::Answer { session, number: beat.number });
+        if !was_healthy {
+            effects.push(Effect::Note(Note::Health { seat: seat.clone(), healthy: true }));
+            self.offer(&seat, effects);
+        }
+        if unsaved {
+            self.save(&seat, effects);
+        }
+    }
+
+    fn on_offer(&mut self, session: SessionId, slots: u32, effects: &mut Vec<Effect>) {
+        let Some(seat) = self.sessions.get(&session).cloned() else { return };
+        if let Some(member) = self.members.get_mut(&seat) {
+            member.slots = slots.min(bounds::SLOTS_PER_WORKER);
+            self.offer(&seat, effects);
+        }
+    }
+
+    fn on_closed(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
+        let Some(seat) = self.sessions.remove(&session) else { return };
+        if let Some(member) = self.members.get_mut(&seat)
+            && member.session == Some(session)
+        {
+            member.session = None;
+            self.offer(&seat, effects);
+        }
+    }
+
+    /// Tells the shard what a worker offers now, if that is news.
+    fn offer(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
+        let Some(member) = self.members.get_mut(seat) else { return };
+        let early = self.canary.is(Bug::WorkBeforeJoinSaved);
+        let usable = member.session.is_some() && !member.unsaved && (member.is_healthy() || early);
+        let slots = if usable { member.slots } else { 0 };
+        if slots == 0 && member.offered == 0 {
+            return;
+        }
+        member.offered = slots;
+        let (worker, queues) = (member.worker, member.queues.clone());
+        self.feed(shard_messages::Input::Slots { worker, slots, queues }, effects);
+    }
+
+    fn on_dead(&mut self, seat: &Seat, token: u64, process: u64, effects: &mut Vec<Effect>) {
+        let dead = |member: &Member| member.token == token && member.life.process <= process;
+        if !self.stopping && self.members.get(seat).is_some_and(dead) {
+            self.lose(seat, "its guardian says that it is dead", effects);
+            self.look_at_gate(effects);
+        }
+    }
+
+    /// A worker is gone, and none of its runs is alive.
+    fn lose(&mut self, seat: &Seat, why: &'static str, effects: &mut Vec<Effect>) {
+        let Some(member) = self.members.remove(seat) else { return };
+        self.workers.remove(&member.worker);
+        if let Some(session) = member.session {
+            self.sessions.remove(&session);
+            let refusal = Refusal::new(Kind::Conflict, "", "this worker has been given up as lost");
+            effects.push(Effect::Refuse { session, refusal, then: Then::Retry });
+        }
+        let runs = self.shard.busy(member.worker) as usize;
+        effects.push(Effect::Note(Note::Lost { seat: seat.clone(), life: member.life, runs, why }));
+        self.feed(shard_messages::Input::Lost { worker: member.worker }, effects);
+    }
+
+    // --- time ---
+
+    fn on_tick(&mut self, effects: &mut Vec<Effect>) {
+        if self.wake.is_some_and(|at| at <= self.now) {
+            self.wake = None;
+        }
+        if self.shard_wake.is_some_and(|at| at <= self.now) {
+            self.shard_wake = None;
+            self.feed(shard_messages::Input::Tick, effects);
+        }
+        if self.look_at.is_some_and(|at| at <= self.now) {
+            self.look_at = None;
+            self.look_at_health(effects);
+        }
+    }
+
+    /// Who has been silent for how long.
+    fn look_at_health(&mut self, effects: &mut Vec<Effect>) {
+        if self.stopping {
+            return;
+        }
+        let unhealthy_after_ms = self.settings.thresholds.unhealthy_after_ms;
+        let mut silent = Vec::new();
+        let mut lost = Vec::new();
+        for (seat, member) in &mut self.members {
+            let silent_ms = self.now.0.saturating_sub(member.heard.0);
+            let Some(health) = member.health else {
+                if silent_ms >= member.wait_ms {
+                    lost.push(seat.clone());
+                }
+                continue;
+            };
+            let after = health.after(silent_ms, unhealthy_after_ms, member.wait_ms);
+            match after {
+                Health::MustDie => lost.push(seat.clone()),
+                Health::Unhealthy if health != Health::Unhealthy => silent.push(seat.clone()),
+                // It is a heartbeat that makes it healthy again.
+                Health::New | Health::Healthy | Health::Unhealthy => continue,
+            }
+            member.health = Some(after);
+        }
+        for seat in silent {
+            effects.push(Effect::Note(Note::Health { seat: seat.clone(), healthy: false }));
+            self.offer(&seat, effects);
+        }
+        for seat in lost {
+            self.lose(&seat, "it has been silent for too long", effects);
+        }
+        self.look_at_gate(effects);
+        self.save_waits(effects);
+    }
+
+    /// Saves how long absent workers are still waited for, so that restarts do not begin anew each time.
+    fn save_waits(&mut self, effects: &mut Vec<Effect>) {
+        if self.now.0 - self.wait_saved.0 < bounds::WAIT_SAVED_MS || self.gate == Gate::Unmarking {
+            return;
+        }
+        self.wait_saved = self.now;
+        let now = self.now;
+        let absent = self.members.iter_mut().filter(|(_, member)| member.is_absent());
+        let mut seats = Vec::new();
+        for (seat, member) in absent {
+            member.wait_ms = member.wait_left(now);
+            member.heard = now;
+            seats.push(seat.clone());
+        }
+        for seat in seats {
+            self.save(&seat, effects);
+        }
+    }
+
+    /// Opens the gate if nobody is left who could run something unknown.
+    fn look_at_gate(&mut self, effects: &mut Vec<Effect>) {
+        let absent = self.members.values().any(Member::is_absent);
+        if self.gate == Gate::Shut && (!absent || self.canary.is(Bug::GateIgnoresAbsent)) {
+            self.open(effects);
+        }
+    }
+
+    fn open(&mut self, effects: &mut Vec<Effect>) {
+        self.gate = Gate::Open;
+        effects.push(Effect::Note(Note::GateOpened));
+        self.feed(shard_messages::Input::Open, effects);
+    }
+
+    // --- stopping ---
+
+    /// Ceases to start and to answer, then saves what runs. Whatever comes from workers from now on is for the
+    /// next owner.
+    fn on_stop(&mut self, effects: &mut Vec<Effect>) {
+        if std::mem::replace(&mut self.stopping, true) {
+            return;
+        }
+        let known = self.gate == Gate::Open && self.shard.may_start();
+        self.feed(shard_messages::Input::Halt, effects);
+        if !known {
+            // What runs is not known, so there is nothing to leave to the next owner.
+            effects.push(Effect::Stopped);
+            return;
+        }
+        let mut records = Vec::new();
+        for (seat, member) in &self.members {
+            let absence_ms = if member.session.is_some() { self.settings.absence_ms } else { 0 };
+            let record = MemberRecord {
+                token: member.token,
+                life: member.life,
+                wait_ms: member.wait_ms + absence_ms,
+                running: self.shard.runs_of(member.worker).cloned().collect(),
+            };
+            records.push((member.worker, seat.clone(), record));
+        }
+        for (worker, seat, record) in records {
+            self.feed(shard_messages::Input::Member { worker, seat, record }, effects);
+        }
+        self.feed(shard_messages::Input::Mark { stopped: true }, effects);
+    }
+
+    fn on_marked(&mut self, stopped: bool, effects: &mut Vec<Effect>) {
+        if stopped {
+            let ms = self.settings.absence_ms;
+            effects.extend(self.sessions.keys().map(|&session| Effect::Absence { session, ms }));
+            effects.push(Effect::Stopped);
+        } else if self.gate == Gate::Unmarking {
+            self.open(effects);
+        }
+    }
+
+    // --- inside ---
+
+    fn add(&mut self, seat: Seat, member: impl FnOnce(WorkerId) -> Member) -> WorkerId {
+        let worker = WorkerId(self.next_worker);
+        self.next_worker += 1;
+        self.workers.insert(worker, seat.clone());
+        self.members.insert(seat, member(worker));
+        worker
+    }
+
+    /// The worker whose session this is. While the owner stops, nothing from workers counts any more.
+    fn worker_of(&self, session: SessionId) -> Option<WorkerId> {
+        if self.stopping {
+            return None;
+        }
+        let seat = self.sessions.get(&session)?;
+        self.members.get(seat).map(|member| member.worker)
+    }
+
+    /// Lets the shard step, and takes out of its effects what is for the owner.
+    fn feed(&mut self, input: shard_messages::Input, effects: &mut Vec<Effect>) {
+        let mut inner = std::mem::take(&mut self.inner);
+        self.shard.step(self.now, input, &mut inner);
+        for effect in inner.drain(..) {
+            match effect {
+                shard_messages::Effect::MemberSaved { worker } => {
+                    let waits = |seat: &Seat| self.members.get(seat).is_some_and(|member| member.unsaved);
+                    if self.workers.get(&worker).is_some_and(waits) {
+                        self.welcome(worker, effects);
+                    }
+                }
+                shard_messages::Effect::Marked { stopped } => self.on_marked(stopped, effects),
+                shard_messages::Effect::Wake { at } => self.shard_wake = Some(at),
+                shard_messages::Effect::RefuseWorker { worker, refusal } => {
+                    self.on_refused_by_shard(worker, refusal, effects);
+                }
+                other @ (shard_messages::Effect::Save { .. }
+                | shard_messages::Effect::Load { .. }
+                | shard_messages::Effect::LoadTask { .. }
+                | shard_messages::Effect::Start { .. }
+                | shard_messages::Effect::Stop { .. }
+                | shard_messages::Effect::Acknowledge { .. }
+                | shard_messages::Effect::Answer { .. }
+                | shard_messages::Effect::Finished { .. }
+                | shard_messages::Effect::Broken { .. }) => effects.push(Effect::Shard(other)),
+            }
+        }
+        if inner.capacity() > self.inner.capacity() {
+            self.inner = inner;
+        }
+    }
+
+    /// What it offered was in order when it said hello, and is no longer.
+    fn on_refused_by_shard(&mut self, worker: WorkerId, refusal: Refusal, effects: &mut Vec<Effect>) {
+        let Some(seat) = self.workers.get(&worker).cloned() else { return };
+        if let Some(session) = self.members.get_mut(&seat).and_then(|member| member.session.take()) {
+            self.sessions.remove(&session);
+            effects.push(Effect::Refuse { session, refusal, then: Then::Retry });
+        }
+    }
+
+    /// Asks to be woken for whatever comes next.
+    fn settle(&mut self, effects: &mut Vec<Effect>) {
+        if self.members.is_empty() {
+            self.look_at_gate(effects);
+            self.look_at = None;
+        } else if self.look_at.is_none() {
+            self.look_at = Some(self.now.plus((self.settings.thresholds.heartbeat_ms / 2).max(1)));
+        }
+        let next = [self.shard_wake, self.look_at].into_iter().flatten().min();
+        if let Some(at) = next
+            && self.wake.is_none_or(|wake| at < wake)
+        {
+            self.wake = Some(at);
+            effects.push(Effect::Shard(shard_messages::Effect::Wake { at }));
+        }
+    }
+
+    /// What must always be true between steps, beyond what is true of the shard.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (session, seat) in &self.sessions {
+            if self.members.get(seat).is_none_or(|member| member.session != Some(*session)) {
+                return Err(format!("session {session} is of {seat}, which does not know it"));
+            }
+        }
+        for (seat, member) in &self.members {
+            if self.workers.get(&member.worker) != Some(seat) {
+                return Err(format!("{seat} is worker {}, which is another", member.worker));
+            }
+            let usable = member.session.is_some() && !member.unsaved && member.is_healthy();
+            if member.offered > 0 && !usable {
+                return Err(format!("{seat} is offered as {} slots, but may get no work", member.offered));
+            }
+        }
+        if self.workers.len() != self.members.len() {
+            return Err("a worker has no seat".into());
+        }
+        Ok(())
+    }
+}
+
+/// How the start gate stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateView {
+    /// Tasks may start.
+    pub open: bool,
+    /// Workers that this owner has not heard yet.
+    pub absent: Vec<Seat>,
+    /// When they are given up at the latest, in milliseconds from now.
+    pub opens_in_ms: u64,
+    /// Workers that it counts on.
+    pub members: usize,
+}
+
+/// How a worker stands.
+#[derive(Clone, Debug)]
+pub struct MemberView<'a> {
+    /// Its seat.
+    pub seat: &'a Seat,
+    /// Its number.
+    pub worker: WorkerId,
+    /// Its life.
+    pub life: Life,
+    /// Its connection.
+    pub session: Option<SessionId>,
+    /// None: this owner has not heard it.
+    pub health: Option<Health>,
+    /// Slots it offers.
+    pub slots: u32,
+    /// Slots that are held.
+    pub running: u32,
+    /// The queues it serves.
+    pub queues: &'a [(QueueName, crate::backlog::Weight)],
+    /// Since it was last heard.
+    pub silent_ms: u64,
+    /// Until it counts as lost, if it stays silent.
+    pub lost_in_ms: u64,
+    /// Why it gets no work, if it gets none.
+    pub why_not: Option<&'static str>,
+}

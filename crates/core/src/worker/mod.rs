@@ -1,0 +1,579 @@
+//! The worker's side of a session with one shard, as pure as the shard: what it runs, what ended and is not
+//! acknowledged, and how long it may go on. The runtime around it moves bytes, starts and kills.
+//!
+//! The *lease* is what makes it safe to run a task elsewhere: it is counted from the moment the last answered
+//! heartbeat was *sent*, on a clock that counts suspended time. Nothing starts outside of it, and when it is
+//! over everything is killed; only when all is dead does the worker join again, as a new life.
+//!
+//! It obeys one owner: the highest epoch it has seen, in its newest session. A hello raises the session's
+//! number before it lists what runs, so a start that was on its way in an older session can no longer happen,
+//! and the owner may take what is not listed as never started.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::backlog::Weight;
+use crate::bounds;
+use crate::canary::{Bug, Canary};
+use crate::life::End;
+use crate::messages::Run;
+use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, StoreId, TaskId};
+use crate::owner::health::Thresholds;
+use crate::owner::messages::{Beat, Hello, Then};
+
+/// Who a worker is and what it offers.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Its seat.
+    pub seat: Seat,
+    /// Bound to its machine.
+    pub token: u64,
+    /// Its process life, from the seat's lock.
+    pub process: u64,
+    /// Its slots.
+    pub slots: u32,
+    /// The queues it serves.
+    pub queues: Vec<(QueueName, Weight)>,
+}
+
+/// What an owner says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Down {
+    /// The worker is let in.
+    Welcome {
+        /// The store.
+        store: StoreId,
+        /// What counts.
+        thresholds: Thresholds,
+    },
+    /// A heartbeat was heard.
+    Answer {
+        /// Which.
+        number: u64,
+    },
+    /// Start a run.
+    Start {
+        /// The run.
+        run: Run,
+    },
+    /// End a run.
+    Stop {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// The end of a run is durable.
+    Acknowledge {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// The owner stops in good order.
+    Absence {
+        /// The lease is so much longer, in milliseconds.
+        ms: u64,
+    },
+    /// The session is refused, or over.
+    Die {
+        /// What to do.
+        then: Then,
+    },
+}
+
+/// A fact that a worker learns.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A connection is there: say hello.
+    Connected,
+    /// The connection is gone.
+    Disconnected,
+    /// An owner said something.
+    Down {
+        /// Its epoch.
+        epoch: Epoch,
+        /// The session that it speaks in, as the worker counts them.
+        session: u64,
+        /// What it said.
+        down: Down,
+    },
+    /// A run is over, and nothing of it is left.
+    Ended {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// How it ended; None if it was killed because the lease was over.
+        end: Option<End>,
+    },
+    /// Take no more work, and end when what runs has ended and is acknowledged.
+    Drain,
+    /// Time has passed.
+    Tick,
+}
+
+/// Something the runtime must do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Say hello.
+    Hello(Hello),
+    /// Say that it is alive.
+    Beat(Beat),
+    /// Say how a run ended.
+    Ended {
+        /// The run.
+        run: Run,
+        /// How.
+        end: End,
+    },
+    /// Say that a run was not started.
+    Refuse {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// Say how many slots there are now.
+    Offer {
+        /// So many.
+        slots: u32,
+    },
+    /// Start a run.
+    Start {
+        /// The run.
+        run: Run,
+    },
+    /// End a run: ask it to, and kill it after a grace.
+    Stop {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// The end of a run is durable: forget it.
+    Forget {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
+    /// Everything may live until then, and must be dead soon after, whatever happens to this process.
+    Lease {
+        /// On the same clock as `now`.
+        until: Millis,
+    },
+    /// Kill everything now.
+    KillAll,
+    /// Close the connection, and make another after a while.
+    Disconnect,
+    /// It is over.
+    Exit(Exit),
+    /// Send a tick at this time, or soon after. The latest wake counts.
+    Wake {
+        /// When.
+        at: Millis,
+    },
+}
+
+/// Why a worker ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It was asked to, and all is done.
+    Drained,
+    /// The owner has no place for it.
+    Refused,
+}
+
+/// Where it stands with its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Away,
+    /// It said hello at this time.
+    Greeting(Millis),
+    In,
+}
+
+/// A worker. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    offer: Offer,
+    canary: Canary,
+    now: Millis,
+    phase: Phase,
+    rejoin: u32,
+    session: u64,
+    store: Option<StoreId>,
+    epoch: Epoch,
+    thresholds: Thresholds,
+    /// When the last answered heartbeat was sent.
+    answered_at: Option<Millis>,
+    lease: Option<Millis>,
+    /// Heartbeats without an answer, and when they were sent.
+    beats: VecDeque<(u64, Millis)>,
+    next_beat: u64,
+    last_answer: u64,
+    beat_at: Millis,
+    running: BTreeMap<TaskId, Run>,
+    /// Ends that are not acknowledged, and when they were last said.
+    ended: BTreeMap<(TaskId, Fence), (Run, End, Millis)>,
+    /// The lease is over, and what ran is being killed; then it joins anew.
+    killing: bool,
+    draining: bool,
+    exited: bool,
+    wake: Option<Millis>,
+}
+
+impl Worker {
+    /// A worker that has not said hello yet.
+    pub fn new(offer: Offer) -> Worker {
+        Worker::with_canary(offer, Canary::default())
+    }
+
+    /// A worker with a deliberate bug, or none.
+    pub fn with_canary(offer: Offer, canary: Canary) -> Worker {
+        Worker {
+            offer,
+            canary,
+            now: Millis(0),
+            phase: Phase::Away,
+            rejoin: 0,
+            session: 0,
+            store: None,
+            epoch: Epoch(0),
+            thresholds: Thresholds::default(),
+            answered_at: None,
+            lease: None,
+            beats: VecDeque::new(),
+            next_beat: 1,
+            last_answer: 0,
+            beat_at: Millis(0),
+            running: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            killing: false,
+            draining: false,
+            exited: false,
+            wake: None,
+        }
+    }
+
+    /// Learns one fact and says what must be done about it.
+    pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
+        self.now = self.now.max(now);
+        if self.exited {
+            return;
+        }
+        // Before anything else: what was buffered while the process slept must not start.
+        self.look_at_lease(effects);
+        match input {
+            Input::Connected => self.on_connected(effects),
+            Input::Disconnected => self.leave(),
+            Input::Down { epoch, session, down } => self.on_down(epoch, session, down, effects),
+            Input::Ended { task, fence, end } => self.on_ended(task, fence, end, effects),
+            Input::Drain => self.on_drain(effects),
+            Input::Tick => self.on_tick(effects),
+        }
+        if self.draining && self.running.is_empty() && self.ended.is_empty() {
+            self.exited = true;
+            effects.push(Effect::Exit(Exit::Drained));
+        }
+        self.emit_wake(effects);
+    }
+
+    /// The session that counts, to go with everything that is said up.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    /// Its life with this shard.
+    pub fn life(&self) -> Life {
+        Life { process: self.offer.process, rejoin: self.rejoin }
+    }
+
+    /// It has been welcomed in the session that counts.
+    pub fn is_in(&self) -> bool {
+        self.phase == Phase::In
+    }
+
+    /// A connection is of use: it is neither killing its runs nor over.
+    pub fn wants_session(&self) -> bool {
+        self.phase == Phase::Away && !self.killing && !self.exited
+    }
+
+    /// Until when everything may live.
+    pub fn lease(&self) -> Option<Millis> {
+        self.lease
+    }
+
+    /// What runs.
+    pub fn running(&self) -> impl Iterator<Item = &Run> {
+        self.running.values()
+    }
+
+    /// What ended and is not acknowledged.
+    pub fn unacknowledged(&self) -> usize {
+        self.ended.len()
+    }
+
+    fn on_connected(&mut self, effects: &mut Vec<Effect>) {
+        if self.killing {
+            effects.push(Effect::Disconnect);
+            return;
+        }
+        self.session += 1;
+        self.phase = Phase::Greeting(self.now);
+        self.beats.clear();
+        self.next_beat = 1;
+        self.last_answer = 0;
+        let now = self.now;
+        for (.., said) in self.ended.values_mut() {
+            *said = now;
+        }
+        effects.push(Effect::Hello(Hello {
+            seat: self.offer.seat.clone(),
+            token: self.offer.token,
+            life: self.life(),
+            session: self.session,
+            slots: self.slots(),
+            queues: self.offer.queues.clone(),
+            store: self.store,
+            epoch: self.epoch,
+            running: self.running.values().cloned().collect(),
+            ended: self.ended.values().map(|(run, end, _)| (run.clone(), *end)).collect(),
+        }));
+    }
+
+    fn slots(&self) -> u32 {
+        if self.draining { 0 } else { self.offer.slots }
+    }
+
+    fn leave(&mut self) {
+        self.phase = Phase::Away;
+    }
+
+    fn on_down(&mut self, epoch: Epoch, session: u64, down: Down, effects: &mut Vec<Effect>) {
+        let of_now = session == self.session || self.canary.is(Bug::OldSessionObeyed);
+        if !of_now || epoch < self.epoch || self.phase == Phase::Away {
+            // An older session, or an owner that has a successor.
+            if of_now && epoch < self.epoch && self.phase != Phase::Away {
+                self.leave();
+                effects.push(Effect::Disconnect);
+            }
+            return;
+        }
+        match (down, self.phase) {
+            (Down::Welcome { store, thresholds }, Phase::Greeting(sent)) => {
+                self.phase = Phase::In;
+                self.epoch = epoch;
+                self.store = Some(store);
+                self.thresholds = thresholds;
+                self.answered(sent, effects);
+                self.beat(effects);
+            }
+            (Down::Die { then }, Phase::Greeting(_) | Phase::In) => self.on_die(then, effects),
+            (Down::Answer { number }, Phase::In) => self.on_answer(number, effects),
+            (Down::Start { run }, Phase::In) => self.on_start(run, effects),
+            (Down::Stop { task, fence }, Phase::In) => {
+                if self.running.get(&task).is_some_and(|run| run.fence == fence) {
+                    effects.push(Effect::Stop { task, fence });
+                }
+            }
+            (Down::Acknowledge { task, fence }, Phase::In) => {
+                if self.ended.remove(&(task, fence)).is_some() {
+                    effects.push(Effect::Forget { task, fence });
+                }
+            }
+            (Down::Absence { ms }, Phase::In) => {
+                if let Some(lease) = self.lease {
+                    self.set_lease(lease.plus(ms), effects);
+                }
+            }
+            // Not in this order: an owner that has not said welcome has nothing else to say.
+            (
+                Down::Welcome { .. }
+                | Down::Answer { .. }
+                | Down::Start { .. }
+                | Down::Stop { .. }
+                | Down::Acknowledge { .. }
+                | Down::Absence { .. }
+                | Down::Die { .. },
+                Phase::Away | Phase::Greeting(_) | Phase::In,
+            ) => {}
+        }
+    }
+
+    fn on_die(&mut self, then: Then, effects: &mut Vec<Effect>) {
+        self.leave();
+        effects.push(Effect::Disconnect);
+        match then {
+            Then::Retry => {}
+            Then::Exit => {
+                self.exited = true;
+                effects.push(Effect::KillAll);
+                effects.push(Effect::Exit(Exit::Refused));
+            }
+            Then::Forget => {
+                self.ended.clear();
+                self.store = None;
+                self.epoch = Epoch(0);
+                self.kill_all(effects);
+            }
+        }
+    }
+
+    fn on_answer(&mut self, number: u64, effects: &mut Vec<Effect>) {
+        self.last_answer = self.last_answer.max(number);
+        let mut sent = None;
+        while let Some(&(first, at)) = self.beats.front() {
+            if first > number {
+                break;
+            }
+            sent = Some(at);
+            self.beats.pop_front();
+        }
+        if let Some(sent) = sent {
+            self.answered(if self.canary.is(Bug::LeaseFromAnswer) { self.now } else { sent }, effects);
+        }
+    }
+
+    /// The owner has heard what was sent then: that is when the lease begins.
+    fn answered(&mut self, sent: Millis, effects: &mut Vec<Effect>) {
+        self.answered_at = Some(sent);
+        self.set_lease(sent.plus(self.thresholds.lease_ms()), effects);
+        self.look_at_lease(effects); // the answer may have come too late
+    }
+
+    fn set_lease(&mut self, until: Millis, effects: &mut Vec<Effect>) {
+        self.lease = Some(until);
+        effects.push(Effect::Lease { until });
+    }
+
+    fn on_start(&mut self, run: Run, effects: &mut Vec<Effect>) {
+        let (task, fence) = (run.task, run.fence);
+        if self.running.get(&task).is_some_and(|other| other.fence == fence) {
+            return;
+        }
+        let fresh = self.answered_at.is_some_and(|at| self.now < at.plus(self.thresholds.unhealthy_after_ms));
+        let leased = self.lease.is_some_and(|until| self.now < until);
+        let careless = self.canary.is(Bug::StartAfterLease);
+        if (careless || fresh && leased) && !self.draining && !self.running.contains_key(&task) {
+            self.running.insert(task, run.clone());
+            effects.push(Effect::Start { run });
+        } else {
+            effects.push(Effect::Refuse { task, fence });
+        }
+    }
+
+    fn on_ended(&mut self, task: TaskId, fence: Fence, end: Option<End>, effects: &mut Vec<Effect>) {
+        if self.running.get(&task).is_some_and(|run| run.fence == fence)
+            && let Some(run) = self.running.remove(&task)
+            && let Some(end) = end
+        {
+            self.ended.insert((task, fence), (run.clone(), end, self.now));
+            if self.phase == Phase::In {
+                effects.push(Effect::Ended { run, end });
+            }
+        }
+        self.look_at_killed();
+    }
+
+    fn on_drain(&mut self, effects: &mut Vec<Effect>) {
+        if !std::mem::replace(&mut self.draining, true) && self.phase == Phase::In {
+            effects.push(Effect::Offer { slots: 0 });
+        }
+    }
+
+    fn on_tick(&mut self, effects: &mut Vec<Effect>) {
+        if self.wake.is_some_and(|at| at <= self.now) {
+            self.wake = None;
+        }
+        if self.phase != Phase::In {
+            // A hello that nobody answers is no better than silence.
+            if let Phase::Greeting(sent) = self.phase
+                && self.now >= sent.plus(self.thresholds.unhealthy_after_ms)
+            {
+                self.leave();
+                effects.push(Effect::Disconnect);
+            }
+            return;
+        }
+        let silent =
+            self.answered_at.is_none_or(|at| self.now >= at.plus(self.thresholds.unhealthy_after_ms));
+        if silent {
+            self.leave();
+            effects.push(Effect::Disconnect);
+            return;
+        }
+        if self.now >= self.beat_at {
+            self.beat(effects);
+            self.say_again(effects);
+        }
+    }
+
+    fn beat(&mut self, effects: &mut Vec<Effect>) {
+        let number = self.next_beat;
+        self.next_beat += 1;
+        if self.beats.len() < bounds::BEATS_IN_FLIGHT {
+            self.beats.push_back((number, self.now));
+        }
+        self.beat_at = self.now.plus(self.thresholds.heartbeat_ms);
+        effects.push(Effect::Beat(Beat { number, answered: self.last_answer }));
+    }
+
+    /// An owner that is too busy drops ends and relies on hearing them again.
+    fn say_again(&mut self, effects: &mut Vec<Effect>) {
+        let now = self.now;
+        for (run, end, said) in self.ended.values_mut() {
+            if now >= said.plus(bounds::SAY_AGAIN_MS) {
+                *said = now;
+                effects.push(Effect::Ended { run: run.clone(), end: *end });
+            }
+        }
+    }
+
+    fn look_at_lease(&mut self, effects: &mut Vec<Effect>) {
+        if self.lease.is_some_and(|until| self.now >= until) {
+            self.lease = None;
+            self.kill_all(effects);
+        }
+    }
+
+    /// Everything dies; then the worker joins as a new life.
+    fn kill_all(&mut self, effects: &mut Vec<Effect>) {
+        if self.phase != Phase::Away {
+            self.leave();
+            effects.push(Effect::Disconnect);
+        }
+        self.answered_at = None;
+        self.lease = None;
+        self.killing = true;
+        effects.push(Effect::KillAll);
+        self.look_at_killed();
+    }
+
+    fn look_at_killed(&mut self) {
+        if self.killing && self.running.is_empty() {
+            self.killing = false;
+            self.rejoin += 1;
+        }
+    }
+
+    fn emit_wake(&mut self, effects: &mut Vec<Effect>) {
+        let silence = |from: Millis| from.plus(self.thresholds.unhealthy_after_ms);
+        let next = match self.phase {
+            Phase::Away => None,
+            Phase::Greeting(sent) => Some(silence(sent)),
+            Phase::In => Some(self.beat_at.min(self.answered_at.map_or(self.now, silence))),
+        };
+        let next = [next, self.lease].into_iter().flatten().min();
+        if let Some(at) = next
+            && !self.exited
+            && self.wake.is_none_or(|wake| at < wake || wake <= self.now)
+        {
+            self.wake = Some(at);
+            effects.push(Effect::Wake { at });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
