@@ -1,5 +1,9 @@
 //! The wire: protobuf types and services, generated from `proto/`, and how they become the core's types.
-//! Nothing behind the edge knows them.
+//! Nothing behind the edge knows them. [`convert`] is for runs, hellos and names; [`errors`] has the one table
+//! of error kinds.
+
+pub mod convert;
+pub mod errors;
 
 /// Generated from `proto/evenhand/v1`.
 #[expect(
@@ -10,3 +14,19 @@
 pub mod v1 {
     tonic::include_proto!("evenhand.v1");
 }
+
+/// The version of the workers' protocol. A worker and a server that differ in it do not work together; fields
+/// that may be absent are added without raising it.
+pub const PROTOCOL: u32 = 1;
+
+/// The largest message either side takes: the largest enqueue, and room for names.
+pub const MESSAGE_BYTES: usize = 24 * 1024 * 1024;
+
+/// The largest result of a run, in bytes. Larger data belongs in an object store, its address in the result.
+pub const RESULT_BYTES: usize = 64 * 1024;
+/// The longest error text of a run, in bytes.
+pub const ERROR_BYTES: usize = 4 * 1024;
+/// The longest request id, in bytes.
+pub const REQUEST_ID_BYTES: usize = 128;
+/// Most tasks in one page of a list.
+pub const PAGE_TASKS: u32 = 1_000;

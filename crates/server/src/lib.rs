@@ -1,1 +1,139 @@
-//! To come.
+//! Evenhand's server: the shell around an owner. It moves bytes between the network, the store and the core,
+//! and decides nothing.
+//!
+//! In reading order:
+//! 1. [`Config`], [`Server`]: what it is told; starting and stopping it.
+//! 2. `shard`: the loop around an owner. One thread, one mailbox for workers and one for clients, both
+//!    bounded; a batch of inputs is stepped while the last batch's commit is on its way.
+//! 3. `mailbox`: how the rest of the server reaches the loop. `outbox`: how the loop reaches a worker.
+//! 4. `clients`, `workers`: the two services of gRPC. `http`: the port, and the pages for operators.
+//! 5. `events`: who watches which task, and how the last ones ended. `metrics`: what an operator asks first.
+
+mod clients;
+mod clock;
+mod events;
+mod http;
+mod mailbox;
+mod metrics;
+mod outbox;
+mod shard;
+mod workers;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenhand_core::owner::Settings;
+use evenhand_store::Store;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tracing::info;
+
+pub use clock::Clock;
+
+/// What a server is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// What the store is and where, for people.
+    pub store: String,
+    /// What its owner is told.
+    pub settings: Settings,
+}
+
+/// Why a server cannot start or go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The port is not to be had.
+    #[error("cannot listen on {listen}: {why}; choose another address with --listen")]
+    Listen {
+        /// Where.
+        listen: SocketAddr,
+        /// What the system says.
+        why: String,
+    },
+    /// The store will not do.
+    #[error("{0}")]
+    Store(String),
+    /// The system has no thread left.
+    #[error("cannot start a thread: {0}")]
+    Thread(String),
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    addr: SocketAddr,
+    stop: watch::Sender<bool>,
+    http: tokio::task::JoinHandle<()>,
+    shard: tokio::sync::oneshot::Receiver<Result<(), ServerError>>,
+    mailbox: mailbox::Mailbox,
+}
+
+impl Server {
+    /// Takes the shard, listens, and serves until it is told to stop.
+    pub async fn start<S: Store + Clone + 'static>(config: Config, store: S) -> Result<Server, ServerError> {
+        http::raise_open_files();
+        let listener = TcpListener::bind(config.listen).await;
+        let listen =
+            |error: std::io::Error| ServerError::Listen { listen: config.listen, why: error.to_string() };
+        let listener = listener.map_err(listen)?;
+        let addr = listener.local_addr().map_err(listen)?;
+        let metrics = Arc::new(metrics::Metrics::new());
+        let (mailbox, inbox) = mailbox::new();
+        let (stop, stopping) = watch::channel(false);
+        let (ended, shard) = tokio::sync::oneshot::channel();
+        let looping = shard::Loop::new(config.clone(), store.clone(), inbox, metrics.clone());
+        // The loop has a thread of its own: what it steps through may take milliseconds, and the network must
+        // not wait for it.
+        std::thread::Builder::new()
+            .name("shard 0".into())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+                let result = match runtime {
+                    Ok(runtime) => runtime.block_on(looping.run()),
+                    Err(error) => Err(ServerError::Thread(error.to_string())),
+                };
+                drop(ended.send(result));
+            })
+            .map_err(|error| ServerError::Thread(error.to_string()))?;
+        let serving = http::Serving { mailbox: mailbox.clone(), store, metrics, config };
+        let http = tokio::spawn(http::serve(listener, serving, stopping));
+        info!(%addr, "listening");
+        Ok(Server { addr, stop, http, shard, mailbox })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Waits until the server ends by itself, which it does only when it cannot go on.
+    pub async fn ended(&mut self) -> Result<(), ServerError> {
+        match (&mut self.shard).await {
+            Ok(result) => result,
+            Err(_) => Err(ServerError::Store("the shard's loop has ended; this is a bug".into())),
+        }
+    }
+
+    /// Stops in good order: starts nothing more, saves what runs, lets the workers go on without a server for
+    /// a while, answers what was asked, closes.
+    pub async fn stop(self) -> Result<(), ServerError> {
+        info!("stopping: what runs goes on, and is saved");
+        self.mailbox.stop().await;
+        let result = match tokio::time::timeout(Duration::from_secs(30), self.shard).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(ServerError::Store("the shard's loop has ended; this is a bug".into())),
+            Err(_) => Err(ServerError::Store(
+                "the store has not answered for 30 s; what runs is not saved, so the next start will wait for its \
+                 workers"
+                    .into(),
+            )),
+        };
+        // Whoever still waits on the port has heard all there is to hear.
+        let _ = self.stop.send(true);
+        drop(tokio::time::timeout(Duration::from_secs(5), self.http).await);
+        result
+    }
+}

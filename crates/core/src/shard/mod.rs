@@ -346,6 +346,11 @@ impl Shard {
         self.queues.iter().map(|queue| &queue.record.name)
     }
 
+    /// The name of a queue.
+    pub fn queue_name(&self, queue: QueueId) -> Option<&QueueName> {
+        self.queues.get(queue.0 as usize).map(|queue| &queue.record.name)
+    }
+
     /// The number of a queue.
     pub fn queue_id(&self, queue: &QueueName) -> Option<QueueId> {
         self.names.get(queue).copied()

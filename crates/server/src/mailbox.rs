@@ -1,0 +1,237 @@
+//! How the server reaches the shard's loop. Two mailboxes, both bounded: one for workers, whose messages are
+//! few and must not wait behind a crowd of clients, and one for clients. A client that finds its mailbox full is
+//! told so; a worker's stream waits, and its peer with it.
+
+use bytes::Bytes;
+use evenhand_api::v1;
+use evenhand_core::explain::Standing;
+use evenhand_core::life::End;
+use evenhand_core::names::{Fence, QueueName, RequestKey, Seat, SessionId, TaskId};
+use evenhand_core::owner::messages::{Beat, Hello};
+use evenhand_core::refusal::Kind;
+use evenhand_core::{Answer, NewTask, Refusal, Run, Task};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::events::{Recent, Watcher};
+use crate::outbox::Outbox;
+
+/// Clients' requests that may wait. At 16 MiB each they would be too much, so their bytes are bounded too.
+pub(crate) const REQUESTS: usize = 4_096;
+/// Payload bytes of enqueues that may wait or be in a commit.
+const REQUEST_BYTES: usize = 256 * 1024 * 1024;
+/// Workers' messages that may wait.
+const FROM_WORKERS: usize = 4_096;
+
+/// What a client wants.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Enqueue {
+        queue: QueueName,
+        tasks: Vec<NewTask>,
+        once: Option<RequestKey>,
+        reply: oneshot::Sender<Result<Answer, Refusal>>,
+    },
+    Cancel {
+        task: TaskId,
+        reply: oneshot::Sender<Result<Answer, Refusal>>,
+    },
+    /// How tasks stand that the store has.
+    Explain {
+        tasks: Vec<Task>,
+        reply: oneshot::Sender<Vec<Explained>>,
+    },
+    /// How a task ended that the store no longer has.
+    Ended {
+        task: TaskId,
+        reply: oneshot::Sender<Option<Recent>>,
+    },
+    Watch {
+        task: TaskId,
+        watcher: Watcher,
+    },
+    Look {
+        reply: oneshot::Sender<View>,
+    },
+}
+
+/// What a worker says.
+#[derive(Debug)]
+pub(crate) enum FromWorker {
+    Hello {
+        session: SessionId,
+        hello: Hello,
+        results: Vec<(TaskId, Fence, Ending)>,
+        outbox: Outbox,
+        address: String,
+    },
+    Beat {
+        session: SessionId,
+        beat: Beat,
+    },
+    Offer {
+        session: SessionId,
+        slots: u32,
+    },
+    Ended {
+        session: SessionId,
+        run: Run,
+        end: End,
+        ending: Ending,
+    },
+    Refused {
+        session: SessionId,
+        task: TaskId,
+        fence: Fence,
+    },
+    Output {
+        task: TaskId,
+        lines: Vec<String>,
+        dropped: u64,
+    },
+    Closed {
+        session: SessionId,
+    },
+    Dead {
+        seat: Seat,
+        token: u64,
+        process: u64,
+    },
+    Stop,
+}
+
+/// What a run left behind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ending {
+    pub(crate) result: Bytes,
+    pub(crate) error: String,
+}
+
+/// How a task stands.
+#[derive(Debug)]
+pub(crate) struct Explained {
+    pub(crate) task: Task,
+    pub(crate) queue: String,
+    pub(crate) standing: Standing,
+    pub(crate) seat: Option<Seat>,
+}
+
+/// All that a server says of a shard.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) shard: v1::Shard,
+    pub(crate) store_id: u64,
+    pub(crate) queues: Vec<v1::Queue>,
+    /// For each queue, the tasks that go next in its lanes.
+    pub(crate) first: Vec<Vec<TaskId>>,
+    pub(crate) workers: Vec<v1::Worker>,
+    pub(crate) slots_held: u64,
+    pub(crate) runs_alive: u64,
+    pub(crate) payload_bytes: usize,
+    pub(crate) window_rows: usize,
+    pub(crate) keys: usize,
+}
+
+/// The way in. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Mailbox {
+    requests: mpsc::Sender<Request>,
+    workers: mpsc::Sender<FromWorker>,
+    bytes: std::sync::Arc<tokio::sync::Semaphore>,
+}
+
+/// The loop's end.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pub(crate) requests: mpsc::Receiver<Request>,
+    pub(crate) workers: mpsc::Receiver<FromWorker>,
+}
+
+pub(crate) fn new() -> (Mailbox, Inbox) {
+    let (to_requests, requests) = mpsc::channel(REQUESTS);
+    let (to_workers, workers) = mpsc::channel(FROM_WORKERS);
+    let bytes = std::sync::Arc::new(tokio::sync::Semaphore::new(REQUEST_BYTES));
+    (Mailbox { requests: to_requests, workers: to_workers, bytes }, Inbox { requests, workers })
+}
+
+impl Mailbox {
+    /// Enqueues, or says at once that it cannot be done now.
+    pub(crate) async fn enqueue(
+        &self,
+        queue: QueueName,
+        tasks: Vec<NewTask>,
+        once: Option<RequestKey>,
+    ) -> Result<Answer, Refusal> {
+        let bytes = tasks.iter().map(|task| 256 + task.payload.len()).sum::<usize>().min(REQUEST_BYTES);
+        let Ok(_held) = self.bytes.clone().try_acquire_many_owned(bytes as u32) else {
+            return Err(Refusal::limited("too many bytes are on their way to the store; send this again"));
+        };
+        self.ask(|reply| Request::Enqueue { queue, tasks, once, reply }).await?
+    }
+
+    pub(crate) async fn cancel(&self, task: TaskId) -> Result<Answer, Refusal> {
+        self.ask(|reply| Request::Cancel { task, reply }).await?
+    }
+
+    pub(crate) async fn explain(&self, tasks: Vec<Task>) -> Result<Vec<Explained>, Refusal> {
+        self.ask(|reply| Request::Explain { tasks, reply }).await
+    }
+
+    pub(crate) async fn ended(&self, task: TaskId) -> Result<Option<Recent>, Refusal> {
+        self.ask(|reply| Request::Ended { task, reply }).await
+    }
+
+    pub(crate) async fn look(&self) -> Result<View, Refusal> {
+        self.ask(|reply| Request::Look { reply }).await
+    }
+
+    pub(crate) fn watch(&self, task: TaskId, watcher: Watcher) -> Result<(), Refusal> {
+        self.send(Request::Watch { task, watcher })
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(request(reply))?;
+        answer.await.map_err(|_| unknown())
+    }
+
+    fn send(&self, request: Request) -> Result<(), Refusal> {
+        self.requests.try_send(request).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                Refusal::limited("more requests wait than the server holds; send this again in a moment")
+            }
+            mpsc::error::TrySendError::Closed(_) => stopping(),
+        })
+    }
+
+    /// Says something of a worker's; waits while there is no room. False: the loop has ended.
+    pub(crate) async fn from_worker(&self, message: FromWorker) -> bool {
+        self.workers.send(message).await.is_ok()
+    }
+
+    pub(crate) async fn stop(&self) {
+        drop(self.workers.send(FromWorker::Stop).await);
+    }
+
+    /// The part of the clients' mailbox that is in use, from 0 to 1.
+    pub(crate) fn fill(&self) -> f64 {
+        1.0 - self.requests.capacity() as f64 / REQUESTS as f64
+    }
+}
+
+/// To whoever asked something of a server that stops.
+pub(crate) fn stopping() -> Refusal {
+    Refusal::new(Kind::Unavailable, "", "this server is stopping; send this again in a moment").after(1_000)
+}
+
+/// To whoever waits for an answer that will not come.
+fn unknown() -> Refusal {
+    let message = "the store failed while this was on its way, so whether it was done is not known; send it again \
+                   with the same request id";
+    Refusal::new(Kind::Unavailable, "", message).after(1_000)
+}
+
+/// To whoever asks while the shard is being taken.
+pub(crate) fn taking() -> Refusal {
+    let message = "the store is not available at the moment; send this again";
+    Refusal::new(Kind::Unavailable, "", message).after(500)
+}

@@ -1,0 +1,185 @@
+//! What an operator asks first, as Prometheus reads it. Counts of tasks are the queues' own, which survive a
+//! restart; the rest begins at zero with the server. What the shard knows is looked up when the page is asked
+//! for, so nothing is counted twice.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use evenhand_core::names::{Key, QueueName};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::clients::by_health;
+use crate::mailbox::View;
+
+/// Keys whose starts are counted, and those that are shown: the busiest.
+const KEYS_COUNTED: usize = 1_000;
+const KEYS_SHOWN: usize = 20;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfQueue {
+    queue: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfOutcome {
+    queue: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKey {
+    queue: String,
+    key: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfHealth {
+    health: String,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    commits: Histogram,
+    changes: Histogram,
+    started: Mutex<Started>,
+}
+
+/// Starts, by queue, and by key for those that have most.
+#[derive(Debug, Default)]
+struct Started {
+    queues: HashMap<String, u64>,
+    keys: HashMap<(String, String), u64>,
+}
+
+impl Started {
+    /// The keys that start least make room: a key that is busy from now on is seen soon.
+    fn make_room(&mut self) {
+        let mut counts: Vec<u64> = self.keys.values().copied().collect();
+        counts.sort_unstable();
+        let middle = counts[counts.len() / 2];
+        self.keys.retain(|_, count| *count > middle);
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        Metrics {
+            commits: Histogram::new(exponential_buckets(0.0001, 2.0, 18)),
+            changes: Histogram::new(exponential_buckets(1.0, 4.0, 9)),
+            started: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn committed(&self, took: Duration) {
+        self.commits.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn sealed(&self, changes: usize) {
+        self.changes.observe(changes as f64);
+    }
+
+    pub(crate) fn started(&self, queue: Option<&QueueName>, key: &Key) {
+        let queue = queue.map_or("", |queue| queue.as_str());
+        let mut started = self.lock();
+        match started.queues.get_mut(queue) {
+            Some(count) => *count += 1,
+            None => drop(started.queues.insert(queue.into(), 1)),
+        }
+        if started.keys.len() >= KEYS_COUNTED {
+            started.make_room();
+        }
+        *started.keys.entry((queue.into(), key.as_str().into())).or_default() += 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Started> {
+        self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The page. Without a view, only what does not need one.
+    pub(crate) fn page(&self, view: Option<&View>, mailbox_fill: f64) -> String {
+        let mut registry = Registry::with_prefix("evenhand");
+        registry.register("commit_seconds", "How long commits take", self.commits.clone());
+        registry.register("commit_changes", "Changes in a commit", self.changes.clone());
+        let fill = ConstGauge::new(mailbox_fill);
+        registry.register("mailbox_fill", "Part of the clients' mailbox in use, 0 to 1", fill);
+        registry.register("up", "The shard is here", ConstGauge::new(i64::from(view.is_some())));
+        self.register_started(&mut registry);
+        if let Some(view) = view {
+            register_view(&mut registry, view);
+        }
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+
+    fn register_started(&self, registry: &mut Registry) {
+        let started = self.lock();
+        let queues = Family::<OfQueue, Counter>::default();
+        for (queue, count) in &started.queues {
+            queues.get_or_create(&OfQueue { queue: queue.clone() }).inc_by(*count);
+        }
+        registry.register("tasks_started", "Runs started since the server began", queues);
+        let keys = Family::<OfKey, Gauge>::default();
+        let mut busiest: Vec<_> = started.keys.iter().collect();
+        busiest.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+        for ((queue, key), count) in busiest.into_iter().take(KEYS_SHOWN) {
+            keys.get_or_create(&OfKey { queue: queue.clone(), key: key.clone() }).set(*count as i64);
+        }
+        registry.register(
+            "busiest_key_started",
+            "Runs started of the busiest keys, since they are counted",
+            keys,
+        );
+    }
+}
+
+fn register_view(registry: &mut Registry, view: &View) {
+    let accepted = Family::<OfQueue, Counter>::default();
+    let finished = Family::<OfOutcome, Counter>::default();
+    let waiting = Family::<OfQueue, Gauge>::default();
+    let running = Family::<OfQueue, Gauge>::default();
+    let oldest = Family::<OfQueue, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
+    for queue in &view.queues {
+        let of = OfQueue { queue: queue.name.clone() };
+        accepted.get_or_create(&of).inc_by(queue.accepted);
+        waiting.get_or_create(&of).set(queue.waiting as i64);
+        running.get_or_create(&of).set(queue.running as i64);
+        oldest.get_or_create(&of).set(queue.oldest_waiting_ms.unwrap_or(0) as f64 / 1e3);
+        for (outcome, count) in
+            [("succeeded", queue.succeeded), ("failed", queue.failed), ("canceled", queue.canceled)]
+        {
+            finished.get_or_create(&OfOutcome { queue: queue.name.clone(), outcome }).inc_by(count);
+        }
+    }
+    registry.register("tasks_accepted", "Tasks accepted, ever", accepted);
+    registry.register("tasks_finished", "Tasks that ended, ever, by outcome", finished);
+    registry.register("tasks_waiting", "Tasks that wait", waiting);
+    registry.register("tasks_running", "Tasks that run", running);
+    registry.register("oldest_waiting_seconds", "How long the task has waited that goes next", oldest);
+    let workers = Family::<OfHealth, Gauge>::default();
+    for (health, count) in by_health(&view.workers) {
+        workers.get_or_create(&OfHealth { health: health.into() }).set(count as i64);
+    }
+    registry.register("workers", "Workers by health", workers);
+    registry.register("gate_open", "Tasks may start", ConstGauge::new(i64::from(view.shard.open)));
+    registry.register(
+        "room",
+        "The store has room for new tasks",
+        ConstGauge::new(i64::from(view.shard.room)),
+    );
+    registry.register("epoch", "The shard's epoch", ConstGauge::new(view.shard.epoch as i64));
+    let leaked = view.slots_held as i64 - view.runs_alive as i64;
+    registry.register("slots_leaked", "Slots held minus runs alive: must be 0", ConstGauge::new(leaked));
+    registry.register("window_rows", "Waiting tasks in memory", ConstGauge::new(view.window_rows as i64));
+    registry.register("keys_remembered", "Keys in memory", ConstGauge::new(view.keys as i64));
+    registry.register("payload_bytes", "Payloads in memory", ConstGauge::new(view.payload_bytes as i64));
+}

@@ -1,0 +1,823 @@
+//! The loop around an owner. A round takes what has come (the end of a commit, reads, workers, clients, time),
+//! steps through it, sends what the owner wants sent, and, if no commit is on its way, closes what has changed
+//! into the next one. So the next batch gathers and is stepped while the last one is being written, and
+//! heartbeats are answered in the round they come in, whatever the store does.
+//!
+//! If a commit fails, the owner is dropped with all it knows and the shard is taken again: whoever waits for an
+//! answer is told that it is not known, and every worker says hello again.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use evenhand_api::{convert, errors, v1};
+use evenhand_core::life::{End, Outcome};
+use evenhand_core::names::{
+    CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
+};
+use evenhand_core::owner::messages::{Effect, Input, Note, Then};
+use evenhand_core::owner::{Identity, MemberView, Owner};
+use evenhand_core::{Answer, Refusal, Run, Work};
+use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
+use evenhand_store::{Store, StoreError};
+use tokio::sync::{mpsc, oneshot};
+use tracing::{debug, error, info, warn};
+
+use crate::clock::Clock;
+use crate::events::{Events, Recent};
+use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, Request, View};
+use crate::metrics::Metrics;
+use crate::outbox::{Gathering, Outbox};
+use crate::{Config, ServerError};
+
+/// The one shard of a server with an embedded store.
+pub(crate) const SHARD: ShardId = ShardId(0);
+/// Messages of workers and of clients that one round takes at most, so that a round stays short.
+const WORKERS_PER_ROUND: usize = 1_024;
+const REQUESTS_PER_ROUND: usize = 256;
+/// Changes that close a batch although more could be taken in: a commit should stay a few megabytes.
+const BATCH_CHANGES: usize = 20_000;
+/// How often the store is asked whether it has room.
+const ROOM_EVERY: Duration = Duration::from_millis(500);
+/// How often watchers who have left are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// Between two tries to take the shard.
+const TAKE_AGAIN: Duration = Duration::from_millis(100);
+const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
+/// How often the payload of a run is asked for before the run is given back.
+const WORK_TRIES: u32 = 5;
+
+type Commit = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
+
+/// What comes back from the store.
+#[derive(Debug)]
+enum Back {
+    Input(ShardInput),
+    Work { session: SessionId, run: Run, work: Option<Work> },
+}
+
+/// Why an owner is no longer one.
+enum Over {
+    Stopped,
+    Again(StoreError),
+}
+
+/// A worker's connection.
+#[derive(Debug)]
+struct Link {
+    outbox: Outbox,
+    /// The session as the worker counts it.
+    numbered: u64,
+    address: String,
+    gathering: Gathering,
+}
+
+/// The loop. See the module's text.
+pub(crate) struct Loop<S> {
+    config: Config,
+    store: S,
+    inbox: Inbox,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+    events: Events,
+    identity: (u64, StoreId),
+}
+
+impl<S: Store + Clone + 'static> Loop<S> {
+    pub(crate) fn new(config: Config, store: S, inbox: Inbox, metrics: Arc<Metrics>) -> Loop<S> {
+        let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+        let store_id = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), random) | 1;
+        Loop {
+            config,
+            store,
+            inbox,
+            metrics,
+            clock: Clock::new(),
+            events: Events::default(),
+            identity: (random, StoreId(store_id)),
+        }
+    }
+
+    /// Owns the shard until the server stops.
+    pub(crate) async fn run(mut self) -> Result<(), ServerError> {
+        loop {
+            let Some((owner, effects)) = self.take().await? else { return Ok(()) };
+            match Owned::new(&mut self, owner).run(effects).await? {
+                Over::Stopped => return Ok(()),
+                Over::Again(why) => warn!(%why, "a commit failed: the shard is dropped and taken again"),
+            }
+        }
+    }
+
+    /// Takes the shard, however long that needs. None: the server stops.
+    async fn take(&mut self) -> Result<Option<(Owner, Vec<Effect>)>, ServerError> {
+        let mut pause = TAKE_AGAIN;
+        let store = self.store.clone();
+        loop {
+            let taking = async {
+                let taken = store.take(SHARD).await;
+                if taken.is_err() {
+                    tokio::time::sleep(pause).await;
+                }
+                taken
+            };
+            let taken = tokio::select! {
+                taken = taking => taken,
+                () = refuse_all(&mut self.inbox) => return Ok(None),
+            };
+            match taken {
+                Ok(taken) => {
+                    let identity =
+                        Identity { epoch: taken.epoch, seed: self.identity.0, store: self.identity.1 };
+                    let mut effects = Vec::new();
+                    let settings = self.config.settings.clone();
+                    let owner =
+                        Owner::new(self.clock.now(), settings, identity, taken.metadata, &mut effects);
+                    let owner =
+                        owner.map_err(|what| ServerError::Store(format!("the store is damaged: {what}")))?;
+                    let gate = owner.gate();
+                    info!(epoch = %taken.epoch, workers = gate.members, "the shard is taken");
+                    if !gate.open && !gate.absent.is_empty() {
+                        info!("{}", gate_text(&gate));
+                    }
+                    return Ok(Some((owner, effects)));
+                }
+                Err(why @ (StoreError::Corrupt { .. } | StoreError::Fenced { .. })) => {
+                    error!(%why, "the shard cannot be taken");
+                    return Err(ServerError::Store(why.to_string()));
+                }
+                Err(why @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) => {
+                    warn!(%why, "the shard cannot be taken yet");
+                    pause = (pause * 2).min(TAKE_AGAIN_MAX);
+                }
+            }
+        }
+    }
+}
+
+/// Answers everybody that the shard is not to be had. Returns when the server stops.
+async fn refuse_all(inbox: &mut Inbox) {
+    loop {
+        tokio::select! {
+            Some(request) = inbox.requests.recv() => refuse(request),
+            Some(message) = inbox.workers.recv() => match message {
+                FromWorker::Stop => return,
+                FromWorker::Hello { outbox, hello, .. } => {
+                    outbox.push(die(0, hello.session, &mailbox::taking(), Then::Retry));
+                    outbox.close();
+                }
+                FromWorker::Beat { .. }
+                | FromWorker::Offer { .. }
+                | FromWorker::Ended { .. }
+                | FromWorker::Refused { .. }
+                | FromWorker::Output { .. }
+                | FromWorker::Closed { .. }
+                | FromWorker::Dead { .. } => {}
+            },
+            else => return,
+        }
+    }
+}
+
+fn refuse(request: Request) {
+    match request {
+        Request::Enqueue { reply, .. } | Request::Cancel { reply, .. } => {
+            drop(reply.send(Err(mailbox::taking())));
+        }
+        // Their callers hear that there is no answer.
+        Request::Explain { .. } | Request::Ended { .. } | Request::Watch { .. } | Request::Look { .. } => {}
+    }
+}
+
+fn die(epoch: u64, session: u64, refusal: &Refusal, then: Then) -> v1::Down {
+    let die = v1::Die { error: Some(errors::error(refusal)), then: convert::then(then).into() };
+    v1::Down { epoch, session, die: Some(die), ..v1::Down::default() }
+}
+
+/// What a gate waits for, for people.
+pub(crate) fn gate_text(gate: &evenhand_core::owner::GateView) -> String {
+    let named: Vec<&str> = gate.absent.iter().take(5).map(|seat| seat.as_str()).collect();
+    let more = if gate.absent.len() > named.len() { ", …" } else { "" };
+    format!(
+        "waiting for {} of {} workers: {}{more}, at most {} s",
+        gate.absent.len(),
+        gate.members,
+        named.join(", "),
+        gate.opens_in_ms.div_ceil(1000)
+    )
+}
+
+/// An owner and all that depends on it: dropped together.
+struct Owned<'a, S> {
+    shell: &'a mut Loop<S>,
+    owner: Owner,
+    links: HashMap<SessionId, Link>,
+    /// The session of each worker's latest welcome.
+    reach: HashMap<WorkerId, SessionId>,
+    /// Sessions for which something has gathered.
+    gathered: Vec<SessionId>,
+    replies: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
+    next_request: u64,
+    /// Runs whose payload is being read, and whether they were stopped meanwhile.
+    fetching: HashMap<(TaskId, Fence), bool>,
+    /// What ended runs left behind, until it is known what becomes of their tasks.
+    endings: HashMap<TaskId, (Fence, Recent)>,
+    commit: Option<(CommitId, Instant, Commit)>,
+    to_back: mpsc::UnboundedSender<Back>,
+    back: Option<mpsc::UnboundedReceiver<Back>>,
+    wake: Option<Millis>,
+    room: bool,
+    stopping: bool,
+    stopped: bool,
+    broken: Option<String>,
+}
+
+impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
+    fn new(shell: &'a mut Loop<S>, owner: Owner) -> Owned<'a, S> {
+        let (to_back, back) = mpsc::unbounded_channel();
+        Owned {
+            shell,
+            owner,
+            links: HashMap::new(),
+            reach: HashMap::new(),
+            gathered: Vec::new(),
+            replies: HashMap::new(),
+            next_request: 0,
+            fetching: HashMap::new(),
+            endings: HashMap::new(),
+            commit: None,
+            to_back,
+            back: Some(back),
+            wake: None,
+            room: true,
+            stopping: false,
+            stopped: false,
+            broken: None,
+        }
+    }
+
+    async fn run(mut self, mut effects: Vec<Effect>) -> Result<Over, ServerError> {
+        let mut from_workers = Vec::with_capacity(WORKERS_PER_ROUND);
+        let mut requests = Vec::with_capacity(REQUESTS_PER_ROUND);
+        let Some(mut back) = self.back.take() else { return Ok(Over::Stopped) };
+        let (mut next_room, mut next_sweep) = (Instant::now(), Instant::now() + SWEEP_EVERY);
+        loop {
+            self.perform(&mut effects);
+            self.send_gathered();
+            if self.commit.is_none() {
+                self.owner.seal(&mut effects);
+                self.perform(&mut effects);
+            }
+            if let Some(what) = self.broken.take() {
+                error!(what, "the store contradicts itself");
+                return Err(ServerError::Store(what));
+            }
+            if self.stopped && self.commit.is_none() {
+                self.send_gathered();
+                self.links.values().for_each(|link| link.outbox.close());
+                return Ok(Over::Stopped);
+            }
+            let now = self.shell.clock.now();
+            let sleep = self.wake.map_or(ROOM_EVERY, |at| Duration::from_millis(at.0.saturating_sub(now.0)));
+            let sleep = sleep.min(next_room.saturating_duration_since(Instant::now()));
+            let mut committed = None;
+            tokio::select! {
+                biased;
+                result = commit_of(&mut self.commit) => committed = Some(result),
+                Some(back) = back.recv() => self.on_back(back, &mut effects),
+                _ = self.shell.inbox.workers.recv_many(&mut from_workers, WORKERS_PER_ROUND) => {}
+                _ = self.shell.inbox.requests.recv_many(&mut requests, REQUESTS_PER_ROUND) => {}
+                () = tokio::time::sleep(sleep) => {}
+            }
+            if let Some(result) = committed {
+                match self.on_committed(result, &mut effects) {
+                    Ok(()) => {}
+                    Err(why @ (StoreError::Fenced { .. } | StoreError::Corrupt { .. })) => {
+                        error!(%why, "this server cannot go on");
+                        self.close_sessions();
+                        return Err(ServerError::Store(why.to_string()));
+                    }
+                    Err(why @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) => {
+                        self.close_sessions();
+                        return Ok(Over::Again(why));
+                    }
+                }
+            }
+            while let Ok(message) = back.try_recv() {
+                self.on_back(message, &mut effects);
+            }
+            take_more(&mut self.shell.inbox.workers, &mut from_workers, WORKERS_PER_ROUND);
+            for message in from_workers.drain(..) {
+                self.on_worker(message, &mut effects);
+            }
+            if self.owner.shard().unsealed() < BATCH_CHANGES {
+                take_more(&mut self.shell.inbox.requests, &mut requests, REQUESTS_PER_ROUND);
+            }
+            for request in requests.drain(..) {
+                self.on_request(request, &mut effects);
+            }
+            let now = self.shell.clock.now();
+            if self.wake.is_some_and(|at| at <= now) {
+                self.wake = None;
+                self.step(Input::Tick, &mut effects);
+            }
+            if Instant::now() >= next_room {
+                next_room = Instant::now() + ROOM_EVERY;
+                self.look_at_room(&mut effects);
+            }
+            if Instant::now() >= next_sweep {
+                next_sweep = Instant::now() + SWEEP_EVERY;
+                self.shell.events.sweep();
+            }
+        }
+    }
+
+    fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        self.owner.step(self.shell.clock.now(), input, effects);
+    }
+
+    fn look_at_room(&mut self, effects: &mut Vec<Effect>) {
+        let room = self.shell.store.room();
+        if room.is_ok() != self.room {
+            self.room = room.is_ok();
+            match room {
+                Ok(()) => info!("the store has room again: tasks are accepted"),
+                Err(why) => warn!(%why, "no new tasks are accepted; what was accepted goes on"),
+            }
+            self.step(Input::Shard(ShardInput::Room { enough: self.room }), effects);
+        }
+    }
+
+    fn on_committed(
+        &mut self,
+        result: Result<(), StoreError>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), StoreError> {
+        let Some((commit, began, _)) = self.commit.take() else { return Ok(()) };
+        result?;
+        self.shell.metrics.committed(began.elapsed());
+        self.step(Input::Shard(ShardInput::Committed { commit }), effects);
+        Ok(())
+    }
+
+    fn close_sessions(&mut self) {
+        let epoch = self.owner.shard().epoch().0;
+        for link in self.links.values() {
+            link.outbox.push(die(epoch, link.numbered, &mailbox::taking(), Then::Retry));
+            link.outbox.close();
+        }
+    }
+
+    // --- what comes in ---
+
+    fn on_back(&mut self, back: Back, effects: &mut Vec<Effect>) {
+        match back {
+            Back::Input(input) => self.step(Input::Shard(input), effects),
+            Back::Work { session, run, work } => {
+                let stopped = self.fetching.remove(&(run.task, run.fence));
+                match work {
+                    Some(work) if stopped == Some(false) => self.send_start(session, &run, work),
+                    Some(_) | None => {
+                        let (task, fence) = (run.task, run.fence);
+                        self.step(Input::Refused { session, task, fence }, effects);
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_worker(&mut self, message: FromWorker, effects: &mut Vec<Effect>) {
+        match message {
+            FromWorker::Hello { session, hello, results, outbox, address } => {
+                let numbered = hello.session;
+                self.links
+                    .insert(session, Link { outbox, numbered, address, gathering: Gathering::default() });
+                for ((run, end), (task, fence, ending)) in hello.ended.iter().zip(results) {
+                    debug_assert_eq!((run.task, run.fence), (task, fence));
+                    self.keep_ending(run, *end, ending);
+                }
+                self.step(Input::Hello { session, hello }, effects);
+            }
+            FromWorker::Beat { session, beat } => self.step(Input::Beat { session, beat }, effects),
+            FromWorker::Offer { session, slots } => self.step(Input::Offer { session, slots }, effects),
+            FromWorker::Ended { session, run, end, ending } => {
+                self.keep_ending(&run, end, ending);
+                let Run { task, fence, attempt, .. } = run;
+                self.step(Input::Ended { session, task, fence, attempt, end }, effects);
+            }
+            FromWorker::Refused { session, task, fence } => {
+                self.step(Input::Refused { session, task, fence }, effects);
+            }
+            FromWorker::Output { task, lines, dropped } => self.on_output(task, lines, dropped),
+            FromWorker::Closed { session } => {
+                self.links.remove(&session);
+                self.step(Input::Closed { session }, effects);
+            }
+            FromWorker::Dead { seat, token, process } => {
+                self.step(Input::Dead { seat, token, process }, effects);
+            }
+            FromWorker::Stop => {
+                self.stopping = true;
+                self.step(Input::Stop, effects);
+            }
+        }
+    }
+
+    fn on_output(&mut self, task: TaskId, lines: Vec<String>, dropped: u64) {
+        if self.shell.events.is_watched(task) {
+            let now = self.shell.clock.now();
+            for line in lines {
+                self.shell.events.tell(now, task, &v1::task_event::Event::Output(line));
+            }
+            if dropped > 0 {
+                self.shell.events.tell(now, task, &v1::task_event::Event::Dropped(dropped));
+            }
+        }
+    }
+
+    fn keep_ending(&mut self, run: &Run, end: End, ending: Ending) {
+        let outcome = match end {
+            End::Succeeded => Outcome::Succeeded,
+            End::Failed | End::FailedForGood | End::Lost => Outcome::Failed,
+        };
+        let recent = Recent { result: ending.result, error: ending.error, ..self.about(run, outcome) };
+        self.endings.insert(run.task, (run.fence, recent));
+    }
+
+    /// What is known of a task by one of its runs.
+    fn about(&self, run: &Run, outcome: Outcome) -> Recent {
+        Recent {
+            outcome,
+            queue: self.queue_name(run.lane.queue),
+            key: run.key.as_str().into(),
+            priority: run.lane.priority.0.into(),
+            attempt: run.attempt.into(),
+            max_attempts: run.max_attempts.into(),
+            result: Bytes::new(),
+            error: String::new(),
+        }
+    }
+
+    fn queue_name(&self, queue: QueueId) -> String {
+        self.owner.shard().queue_name(queue).map_or_else(String::new, |name| name.as_str().into())
+    }
+
+    fn on_request(&mut self, request: Request, effects: &mut Vec<Effect>) {
+        match request {
+            Request::Enqueue { reply, .. } | Request::Cancel { reply, .. } if self.stopping => {
+                drop(reply.send(Err(mailbox::stopping())));
+            }
+            Request::Enqueue { queue, tasks, once, reply } => {
+                let request = self.await_answer(reply);
+                self.step(Input::Shard(ShardInput::Enqueue { request, queue, tasks, once }), effects);
+            }
+            Request::Cancel { task, reply } => {
+                let request = self.await_answer(reply);
+                self.step(Input::Shard(ShardInput::Cancel { request, task }), effects);
+            }
+            Request::Explain { tasks, reply } => {
+                let explained = tasks.into_iter().map(|task| self.explain(task)).collect();
+                drop(reply.send(explained));
+            }
+            Request::Ended { task, reply } => drop(reply.send(self.shell.events.recent(task).cloned())),
+            Request::Watch { task, watcher } => self.shell.events.watch(task, watcher),
+            Request::Look { reply } => drop(reply.send(self.view())),
+        }
+    }
+
+    fn await_answer(&mut self, reply: oneshot::Sender<Result<Answer, Refusal>>) -> RequestId {
+        self.next_request += 1;
+        let request = RequestId(self.next_request);
+        self.replies.insert(request, reply);
+        request
+    }
+
+    fn explain(&self, task: evenhand_core::Task) -> Explained {
+        let standing = self.owner.shard().explain(&task);
+        let seat = match &standing {
+            evenhand_core::explain::Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
+            evenhand_core::explain::Standing::Waiting { .. } | evenhand_core::explain::Standing::Gone => None,
+        };
+        Explained { queue: self.queue_name(task.lane.queue), task, standing, seat }
+    }
+
+    // --- what goes out ---
+
+    fn perform(&mut self, effects: &mut Vec<Effect>) {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Shard(effect) => self.perform_shard(effect),
+                Effect::Welcome { session, worker, store, thresholds } => {
+                    self.reach.insert(worker, session);
+                    let thresholds = Some(convert::thresholds(&thresholds));
+                    let welcome = v1::Welcome { store_id: store.0, nonce: self.shell.identity.0, thresholds };
+                    self.gather(session, |gathering| gathering.down.welcome = Some(welcome));
+                }
+                Effect::Refuse { session, refusal, then } => {
+                    info!(why = %refusal, ?then, "a worker's session is ended");
+                    let epoch = self.owner.shard().epoch().0;
+                    self.send_gathered();
+                    if let Some(link) = self.links.remove(&session) {
+                        link.outbox.push(die(epoch, link.numbered, &refusal, then));
+                        link.outbox.close();
+                    }
+                }
+                Effect::Answer { session, number } => {
+                    let answer = v1::Answer { number, worker_set: None };
+                    self.gather(session, |gathering| gathering.down.answer = Some(answer));
+                }
+                Effect::Absence { session, ms } => {
+                    self.gather(session, |gathering| gathering.down.absence_ms = Some(ms));
+                }
+                Effect::Stopped => self.stopped = true,
+                Effect::Note(note) => self.note(&note),
+            }
+        }
+    }
+
+    fn note(&self, note: &Note) {
+        match note {
+            Note::Joined { seat, life } => info!(%seat, %life, "a worker joins"),
+            Note::Lost { seat, life, runs, why } => warn!(%seat, %life, runs, why, "a worker is given up"),
+            Note::Health { seat, healthy: true } => debug!(%seat, "a worker is healthy"),
+            Note::Health { seat, healthy: false } => warn!(%seat, "a worker is silent: it gets no work"),
+            Note::GateOpened => info!("the start gate is open"),
+        }
+    }
+
+    fn perform_shard(&mut self, effect: ShardEffect) {
+        match effect {
+            ShardEffect::Save { commit, changes } => {
+                self.shell.metrics.sealed(changes.len());
+                let (store, epoch) = (self.shell.store.clone(), self.owner.shard().epoch());
+                let saving = async move { store.commit(SHARD, epoch, changes).await };
+                self.commit = Some((commit, Instant::now(), Box::pin(saving)));
+            }
+            ShardEffect::Load { load, lane, above, limit } => {
+                self.fetch(async move |store| match store.read_lane(SHARD, lane, above, limit).await {
+                    Ok(page) => ShardInput::Loaded { load, rows: page.rows, end: page.end },
+                    Err(why) => {
+                        warn!(%why, "a read failed and is tried again");
+                        ShardInput::LoadFailed { load }
+                    }
+                })
+            }
+            ShardEffect::LoadTask { load, task } => {
+                self.fetch(async move |store| match store.read_task(SHARD, task).await {
+                    Ok(task) => ShardInput::TaskLoaded { load, task },
+                    Err(why) => {
+                        warn!(%why, "a read failed and is tried again");
+                        ShardInput::LoadFailed { load }
+                    }
+                });
+            }
+            ShardEffect::Start { worker, run, work } => self.start(worker, run, work),
+            ShardEffect::Stop { worker, task, fence } => {
+                if let Some(stopped) = self.fetching.get_mut(&(task, fence)) {
+                    *stopped = true;
+                } else {
+                    let run = convert::run_id(task, fence);
+                    self.gather_for(worker, |gathering| gathering.down.stop.push(run));
+                }
+            }
+            ShardEffect::Acknowledge { worker, task, fence } => {
+                self.retried(task, fence);
+                let run = convert::run_id(task, fence);
+                self.gather_for(worker, |gathering| gathering.down.acknowledged.push(run));
+            }
+            ShardEffect::Answer { request, answer } => {
+                if let Some(reply) = self.replies.remove(&request) {
+                    drop(reply.send(answer)); // a caller that has left is no matter
+                }
+            }
+            ShardEffect::Finished { task, outcome } => self.finished(task, outcome),
+            ShardEffect::Wake { at } => self.wake = Some(at),
+            ShardEffect::Broken { what } => self.broken = Some(what),
+            // The owner keeps these to itself.
+            ShardEffect::RefuseWorker { .. }
+            | ShardEffect::MemberSaved { .. }
+            | ShardEffect::Marked { .. } => {}
+        }
+    }
+
+    fn fetch<F>(&self, read: impl FnOnce(S) -> F + Send + 'static)
+    where
+        F: Future<Output = ShardInput> + Send + 'static,
+    {
+        let (store, back) = (self.shell.store.clone(), self.to_back.clone());
+        let reading = read(store);
+        tokio::spawn(async move { drop(back.send(Back::Input(reading.await))) });
+    }
+
+    fn start(&mut self, worker: WorkerId, run: Run, work: Option<Work>) {
+        self.shell.metrics.started(self.owner.shard().queue_name(run.lane.queue), &run.key);
+        // A worker that cannot be reached never starts it, and says so by not naming it in its next hello.
+        let Some(&session) = self.reach.get(&worker) else { return };
+        if self.shell.events.is_watched(run.task) {
+            self.tell_started(worker, &run);
+        }
+        match work {
+            Some(work) => self.send_start(session, &run, work),
+            None => {
+                self.fetching.insert((run.task, run.fence), false);
+                let (store, back) = (self.shell.store.clone(), self.to_back.clone());
+                tokio::spawn(async move {
+                    let work = fetch_work(&store, run.task).await;
+                    drop(back.send(Back::Work { session, run, work }));
+                });
+            }
+        }
+    }
+
+    fn tell_started(&mut self, worker: WorkerId, run: &Run) {
+        let seat = self.owner.seat(worker).map_or_else(String::new, |seat| seat.as_str().into());
+        let task = v1::Task { seat, ..self.about(run, Outcome::Succeeded).task(SHARD, run.task) };
+        let task = v1::Task { state: v1::TaskState::Running.into(), result: None, ..task };
+        let now = self.shell.clock.now();
+        self.shell.events.tell(now, run.task, &v1::task_event::Event::Task(task));
+    }
+
+    fn send_start(&mut self, session: SessionId, run: &Run, work: Work) {
+        let start = v1::Start {
+            run: Some(convert::run(run, work.max_duration_ms)),
+            queue: self.queue_name(run.lane.queue),
+            payload: Bytes::from_owner(work.payload),
+            task_id: convert::task_id(SHARD, run.task),
+        };
+        self.gather(session, |gathering| gathering.start(start));
+        if self.links.get(&session).is_some_and(|link| link.gathering.is_full()) {
+            self.send_gathered();
+        }
+    }
+
+    /// The end of a run counts, but its task has not ended: it waits again.
+    fn retried(&mut self, task: TaskId, fence: Fence) {
+        if let Some((of, _)) = self.endings.get(&task)
+            && *of == fence
+            && let Some((_, recent)) = self.endings.remove(&task)
+            && self.shell.events.is_watched(task)
+        {
+            let attempt = (recent.attempt + 1).min(recent.max_attempts);
+            let queued = v1::Task {
+                state: v1::TaskState::Queued.into(),
+                result: None,
+                attempt,
+                ..recent.task(SHARD, task)
+            };
+            let now = self.shell.clock.now();
+            self.shell.events.tell(now, task, &v1::task_event::Event::Task(queued));
+        }
+    }
+
+    fn finished(&mut self, task: TaskId, outcome: Outcome) {
+        let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
+        let unknown = || Recent {
+            outcome,
+            queue: String::new(),
+            key: String::new(),
+            priority: 0,
+            attempt: 0,
+            max_attempts: 0,
+            result: Bytes::new(),
+            error: if outcome == Outcome::Failed { "its worker was lost".into() } else { String::new() },
+        };
+        let now = self.shell.clock.now();
+        self.shell.events.ended(now, SHARD, task, ending.unwrap_or_else(unknown));
+    }
+
+    fn gather_for(&mut self, worker: WorkerId, what: impl FnOnce(&mut Gathering)) {
+        if let Some(&session) = self.reach.get(&worker) {
+            self.gather(session, what);
+        }
+    }
+
+    fn gather(&mut self, session: SessionId, what: impl FnOnce(&mut Gathering)) {
+        if let Some(link) = self.links.get_mut(&session) {
+            if link.gathering.is_empty() {
+                self.gathered.push(session);
+            }
+            what(&mut link.gathering);
+        }
+    }
+
+    fn send_gathered(&mut self) {
+        let epoch = self.owner.shard().epoch().0;
+        for session in self.gathered.drain(..) {
+            if let Some(link) = self.links.get_mut(&session) {
+                let mut down = std::mem::take(&mut link.gathering).down;
+                down.epoch = epoch;
+                down.session = link.numbered;
+                link.outbox.push(down);
+            }
+        }
+    }
+
+    // --- what people see ---
+
+    fn view(&self) -> View {
+        let shard = self.owner.shard();
+        let gate = self.owner.gate();
+        let queues: Vec<v1::Queue> = shard
+            .queue_names()
+            .filter_map(|name| {
+                let counts = shard.counts(name)?;
+                Some(v1::Queue {
+                    name: name.as_str().into(),
+                    waiting: counts.waiting,
+                    running: counts.running,
+                    accepted: counts.totals.accepted,
+                    succeeded: counts.totals.succeeded,
+                    failed: counts.totals.failed,
+                    canceled: counts.totals.canceled,
+                    oldest_waiting_ms: None,
+                })
+            })
+            .collect();
+        let (slots_held, runs_alive) = shard.slots_and_runs();
+        let held = shard.held();
+        let shut = !gate.open;
+        View {
+            shard: v1::Shard {
+                id: SHARD.0,
+                epoch: shard.epoch().0,
+                open: gate.open,
+                waits_for: if shut && !gate.absent.is_empty() { gate_text(&gate) } else { String::new() },
+                absent_seats: gate.absent.iter().map(|seat| seat.as_str().into()).collect(),
+                opens_in_ms: shut.then_some(gate.opens_in_ms),
+                waiting: queues.iter().map(|queue| queue.waiting).sum(),
+                running: runs_alive,
+                workers: gate.members as u32,
+                room: self.room,
+            },
+            store_id: self.owner.store().0,
+            first: shard.queue_names().map(|name| shard.first_waiting(name).collect()).collect(),
+            queues,
+            workers: self.owner.members().map(|member| self.worker(&member)).collect(),
+            slots_held,
+            runs_alive,
+            payload_bytes: held.payload_bytes,
+            window_rows: held.rows,
+            keys: held.keys,
+        }
+    }
+
+    fn worker(&self, member: &MemberView<'_>) -> v1::Worker {
+        let link = member.session.and_then(|session| self.links.get(&session));
+        let health = match member.health {
+            None => "absent",
+            Some(evenhand_core::owner::health::Health::Healthy) if member.slots == 0 => "draining",
+            Some(health) => health.name(),
+        };
+        v1::Worker {
+            seat: member.seat.as_str().into(),
+            process_life: member.life.process,
+            rejoin: member.life.rejoin,
+            health: health.into(),
+            slots: member.slots,
+            running: member.running,
+            queues: convert::served(member.queues),
+            heard_ms_ago: member.health.map(|_| member.silent_ms),
+            lost_in_ms: member.lost_in_ms,
+            why_not: member.why_not.unwrap_or_default().into(),
+            address: link.map_or_else(String::new, |link| link.address.clone()),
+        }
+    }
+}
+
+/// Waits for the commit that is on its way; for ever, if none is.
+async fn commit_of(commit: &mut Option<(CommitId, Instant, Commit)>) -> Result<(), StoreError> {
+    match commit {
+        Some((_, _, saving)) => saving.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Takes what else is there.
+fn take_more<T>(from: &mut mpsc::Receiver<T>, into: &mut Vec<T>, most: usize) {
+    while into.len() < most {
+        match from.try_recv() {
+            Ok(message) => into.push(message),
+            Err(_) => return,
+        }
+    }
+}
+
+/// Reads what a run needs. None: it is not to be had, and the run must be given back.
+async fn fetch_work<S: Store>(store: &S, task: TaskId) -> Option<Work> {
+    for n in 0..WORK_TRIES {
+        match store.read_task(SHARD, task).await {
+            Ok(Some(task)) => {
+                return Some(Work { payload: task.payload, max_duration_ms: task.max_duration_ms });
+            }
+            Ok(None) => return None,
+            Err(why) => {
+                warn!(%why, %task, "a payload could not be read");
+                tokio::time::sleep(TAKE_AGAIN * 2_u32.pow(n)).await;
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,169 @@
+//! What workers say, over gRPC: one stream each way. The first message is a hello; from then on everything is
+//! passed to the loop as it comes. Nonsense ends the session with an error that names the field.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use evenhand_api::v1::worker_sessions_server::WorkerSessions;
+use evenhand_api::{ERROR_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
+use evenhand_core::Refusal;
+use evenhand_core::names::{Seat, SessionId};
+use evenhand_core::owner::messages::{Beat, Then};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::debug;
+
+use crate::mailbox::{self, Ending, FromWorker, Mailbox};
+use crate::outbox::Outbox;
+use crate::shard::SHARD;
+
+/// A connection that says nothing for so long after it was made is no worker's.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    pub(crate) mailbox: Mailbox,
+    pub(crate) sessions: AtomicU64,
+}
+
+type Down = Pin<Box<dyn Stream<Item = Result<v1::Down, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl WorkerSessions for Workers {
+    type SessionStream = Down;
+
+    async fn session(&self, request: Request<Streaming<v1::Up>>) -> Result<Response<Down>, Status> {
+        let address = request.remote_addr().map_or_else(String::new, |addr| addr.to_string());
+        let mut incoming = request.into_inner();
+        let outbox = Outbox::default();
+        let outgoing = outbox.outgoing();
+        let session = SessionId(self.sessions.fetch_add(1, Ordering::Relaxed) + 1);
+        let mailbox = self.mailbox.clone();
+        tokio::spawn(async move {
+            let said = match greet(&mut incoming, session, &outbox, &mailbox, address).await {
+                Ok(true) => listen(&mut incoming, session, &mailbox).await,
+                Ok(false) => Ok(()),
+                Err(refusal) => Err(refusal),
+            };
+            if let Err(refusal) = said {
+                debug!(%session, why = %refusal, "a worker's session is refused");
+                outbox.push(die(&refusal));
+            }
+            outbox.close();
+            mailbox.from_worker(FromWorker::Closed { session }).await;
+        });
+        Ok(Response::new(Box::pin(outgoing)))
+    }
+
+    async fn dead(&self, request: Request<v1::DeadRequest>) -> Result<Response<v1::DeadResponse>, Status> {
+        let said = request.into_inner();
+        let seat = speaks(said.protocol, said.shard).and_then(|()| Seat::new(&said.seat));
+        let seat = seat.map_err(|refusal| errors::status(&refusal))?;
+        let message = FromWorker::Dead { seat, token: said.token, process: said.process_life };
+        match self.mailbox.from_worker(message).await {
+            true => Ok(Response::new(v1::DeadResponse {})),
+            false => Err(errors::status(&mailbox::stopping())),
+        }
+    }
+}
+
+/// Whether a worker speaks as this server does.
+fn speaks(protocol: u32, shard: u32) -> Result<(), Refusal> {
+    if protocol != PROTOCOL {
+        let older = if protocol < PROTOCOL { "worker" } else { "server" };
+        return Err(Refusal::invalid(
+            "protocol",
+            format!(
+                "the worker speaks version {protocol}, this server version {PROTOCOL}; upgrade the {older}"
+            ),
+        ));
+    }
+    if shard != SHARD.0 {
+        return Err(Refusal::invalid(
+            "shard",
+            format!("shard {shard} is not here; this server has shard {SHARD}"),
+        ));
+    }
+    Ok(())
+}
+
+fn die(refusal: &Refusal) -> v1::Down {
+    let die = v1::Die { error: Some(errors::error(refusal)), then: convert::then(Then::Exit).into() };
+    v1::Down { die: Some(die), ..v1::Down::default() }
+}
+
+/// Waits for the hello and passes it on. False: the connection ended before it.
+async fn greet(
+    incoming: &mut Streaming<v1::Up>,
+    session: SessionId,
+    outbox: &Outbox,
+    mailbox: &Mailbox,
+    address: String,
+) -> Result<bool, Refusal> {
+    let first = tokio::time::timeout(HELLO_WITHIN, incoming.message()).await;
+    let Ok(first) = first else {
+        let seconds = HELLO_WITHIN.as_secs();
+        return Err(Refusal::invalid("hello", format!("did not come within {seconds} s")));
+    };
+    let Ok(Some(up)) = first else { return Ok(false) };
+    let Some(v1::up::Message::Hello(hello)) = up.message else {
+        return Err(Refusal::invalid("hello", "must be the first message"));
+    };
+    speaks(hello.protocol, hello.shard)?;
+    let parsed = convert::parse_hello(&hello)?;
+    let ends = parsed.ended.iter().zip(hello.ended);
+    let results = ends.map(|((run, _), ended)| (run.task, run.fence, ending(ended))).collect();
+    let hello = FromWorker::Hello { session, hello: parsed, results, outbox: outbox.clone(), address };
+    Ok(mailbox.from_worker(hello).await)
+}
+
+/// Passes on what the worker says, until it says no more.
+async fn listen(
+    incoming: &mut Streaming<v1::Up>,
+    session: SessionId,
+    mailbox: &Mailbox,
+) -> Result<(), Refusal> {
+    while let Ok(Some(up)) = incoming.message().await {
+        let Some(v1::up::Message::News(news)) = up.message else {
+            return Err(Refusal::invalid("news", "must follow the hello"));
+        };
+        let v1::News { heartbeat, ended, refused, output, slots } = news;
+        // Heartbeats first: they wait for nothing.
+        if let Some(beat) = heartbeat {
+            let beat = Beat { number: beat.number, answered: beat.answered };
+            mailbox.from_worker(FromWorker::Beat { session, beat }).await;
+        }
+        if let Some(slots) = slots {
+            mailbox.from_worker(FromWorker::Offer { session, slots }).await;
+        }
+        for (n, ended) in ended.into_iter().enumerate() {
+            let parsed = convert::parse_ended(&ended);
+            let (run, end) = parsed.map_err(|refusal| refusal.within(format_args!("ended[{n}]")))?;
+            mailbox.from_worker(FromWorker::Ended { session, run, end, ending: ending(ended) }).await;
+        }
+        for id in &refused {
+            let (task, fence) = convert::parse_run_id(id);
+            mailbox.from_worker(FromWorker::Refused { session, task, fence }).await;
+        }
+        for v1::Output { run, lines, dropped } in output {
+            if let Some(id) = run {
+                let (task, _) = convert::parse_run_id(&id);
+                mailbox.from_worker(FromWorker::Output { task, lines, dropped }).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a run left behind, cut to what is kept of it.
+fn ending(ended: v1::Ended) -> Ending {
+    let v1::Ended { mut result, mut error, .. } = ended;
+    result.truncate(RESULT_BYTES);
+    if error.len() > ERROR_BYTES {
+        let end = (0..=ERROR_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
+        error.truncate(end);
+    }
+    Ending { result, error }
+}
