@@ -67,9 +67,11 @@ pub fn refusal(status: &Status) -> Refusal {
         let refusal = Refusal::new(kind, error.field, error.message);
         return Refusal { retry_after_ms: error.retry_after_ms, ..refusal };
     }
-    let kind = match status.code() {
-        Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Aborted => Kind::Unavailable,
-        code => TABLE.iter().find(|row| row.code == code).map_or(Kind::Internal, |row| row.kind),
+    let passing = [Code::Cancelled, Code::DeadlineExceeded, Code::Unknown, Code::Aborted];
+    let kind = if passing.contains(&status.code()) {
+        Kind::Unavailable
+    } else {
+        TABLE.iter().find(|row| row.code == status.code()).map_or(Kind::Internal, |row| row.kind)
     };
     Refusal::new(kind, "", status.message())
 }

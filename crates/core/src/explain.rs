@@ -1,10 +1,12 @@
 //! Why a task is not running. The reasons are the dispatcher's own, in the order in which it asks.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::backlog::Level;
 use crate::change::Task;
 use crate::names::{Priority, WorkerId};
-use crate::shard::Shard;
+use crate::shard::{LaneIx, Shard};
 
 /// Where a task stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +62,33 @@ pub enum Hold {
 }
 
 impl Shard {
+    /// The same for many tasks, at the cost of one walk over the windows that they are in.
+    pub fn explain_all(&self, tasks: &[Task]) -> Vec<Standing> {
+        let mut by_place: Vec<(LaneIx, Level)> =
+            tasks.iter().filter_map(|task| Some((self.lane_of(task.lane)?, task.level?))).collect();
+        by_place.sort_unstable();
+        let mut ahead: BTreeMap<(LaneIx, Level), usize> = BTreeMap::new();
+        for places in by_place.chunk_by(|(a, _), (b, _)| a == b) {
+            let Some(&(ix, _)) = places.first() else { continue };
+            let mut waiting = self.lane_at(ix).window.waiting().keys().peekable();
+            let mut passed = 0;
+            for &(_, level) in places {
+                while waiting.next_if(|other| **other < level).is_some() {
+                    passed += 1;
+                }
+                ahead.insert((ix, level), passed);
+            }
+        }
+        let passed = |ix, level| ahead.get(&(ix, level)).copied().unwrap_or(0);
+        tasks.iter().map(|task| self.standing(task, passed)).collect()
+    }
+
     /// Why this task, as the store has it, is not running.
     pub fn explain(&self, task: &Task) -> Standing {
+        self.standing(task, |ix, level| self.lane_at(ix).window.waiting().range(..level).count())
+    }
+
+    fn standing(&self, task: &Task, ahead: impl Fn(LaneIx, Level) -> usize) -> Standing {
         if let Some(live) = self.runs.get(&task.id) {
             return Standing::Running { worker: live.worker, stopping: live.cancel };
         }
@@ -73,11 +100,10 @@ impl Shard {
         if level <= lane.window.ack() {
             return Standing::Gone;
         }
-        let waiting = lane.window.waiting();
-        let known = waiting.contains_key(&level);
+        let known = lane.window.waiting().contains_key(&level);
         let ahead = match known {
-            true => Ahead::Exactly(waiting.range(..level).count()),
-            false => Ahead::AtLeast(waiting.range(..level).count()),
+            true => Ahead::Exactly(ahead(ix, level)),
+            false => Ahead::AtLeast(ahead(ix, level)),
         };
         Standing::Waiting { ahead, hold: self.hold(task, known) }
     }

@@ -1,1 +1,47 @@
-//! To come.
+//! Evenhand for Rust programs.
+//!
+//! [`Client`] submits tasks, looks at them, watches and cancels them. [`Worker`] runs them: in this process,
+//! with handlers that are typed by serde, or as commands, each in a process of its own.
+//!
+//! ```no_run
+//! use evenhand::{Client, NewTask, Worker, Failure};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Page { url: String }
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::new("http://127.0.0.1:7400")?;
+//! let task = NewTask::json(&Page { url: "https://example.com".into() })?.key("acme");
+//! let id = client.enqueue("fetch", task).await?;
+//! println!("accepted as {id}");
+//!
+//! Worker::new("http://127.0.0.1:7400")
+//!     .slots(8)
+//!     .handle("fetch", |page: Page, run| async move {
+//!         run.output(format!("fetching {}", page.url));
+//!         if page.url.is_empty() {
+//!             return Err(Failure::for_good("there is nothing to fetch"));
+//!         }
+//!         Ok(page.url.len())
+//!     })
+//!     .run()
+//!     .await?;
+//! # Ok(()) }
+//! ```
+//!
+//! In reading order: `client`; `worker` (what users see), `worker::runtime` (the loop around the pure worker of
+//! `evenhand-core`), `worker::handlers` and `worker::commands` (the two ways to run a task); [`guardian`].
+
+mod client;
+pub mod guardian;
+mod worker;
+
+pub use client::{Client, Enqueued, NewTask, Task, TaskState, Watch};
+pub use evenhand_api::v1 as wire;
+pub use evenhand_core::Refusal;
+pub use evenhand_core::refusal::Kind;
+pub use worker::{Commands, Failure, Run, Worker, WorkerError, say_dead};
+
+/// Where a server is, if nobody says: the environment's `EVENHAND_SERVER`, or this machine.
+pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";

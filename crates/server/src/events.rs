@@ -33,8 +33,8 @@ impl Watcher {
 
     /// False if nobody listens any more.
     fn tell(&mut self, at: Millis, event: v1::task_event::Event) -> bool {
-        let send = |event| self.events.try_send(v1::TaskEvent { at_ms: at.0, event: Some(event) });
-        if self.dropped > 0 && send(v1::task_event::Event::Dropped(self.dropped)).is_ok() {
+        let dropped = Some(v1::task_event::Event::Dropped(self.dropped));
+        if self.dropped > 0 && self.events.try_send(v1::TaskEvent { at_ms: at.0, event: dropped }).is_ok() {
             self.dropped = 0;
         }
         match self.events.try_send(v1::TaskEvent { at_ms: at.0, event: Some(event) }) {

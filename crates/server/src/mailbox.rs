@@ -204,7 +204,7 @@ impl Mailbox {
     }
 
     /// Says something of a worker's; waits while there is no room. False: the loop has ended.
-    pub(crate) async fn from_worker(&self, message: FromWorker) -> bool {
+    pub(crate) async fn hear(&self, message: FromWorker) -> bool {
         self.workers.send(message).await.is_ok()
     }
 

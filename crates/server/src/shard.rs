@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use evenhand_api::{convert, errors, v1};
+use evenhand_core::explain::Standing;
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{
     CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
 use evenhand_core::owner::{Identity, MemberView, Owner};
-use evenhand_core::{Answer, Refusal, Run, Work};
+use evenhand_core::{Answer, Refusal, Run, Task, Work};
 use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
 use evenhand_store::{Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
@@ -479,8 +480,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.step(Input::Shard(ShardInput::Cancel { request, task }), effects);
             }
             Request::Explain { tasks, reply } => {
-                let explained = tasks.into_iter().map(|task| self.explain(task)).collect();
-                drop(reply.send(explained));
+                let standings = self.owner.shard().explain_all(&tasks);
+                let explained = tasks.into_iter().zip(standings).map(|(task, how)| self.explain(task, how));
+                drop(reply.send(explained.collect()));
             }
             Request::Ended { task, reply } => drop(reply.send(self.shell.events.recent(task).cloned())),
             Request::Watch { task, watcher } => self.shell.events.watch(task, watcher),
@@ -495,11 +497,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         request
     }
 
-    fn explain(&self, task: evenhand_core::Task) -> Explained {
-        let standing = self.owner.shard().explain(&task);
+    fn explain(&self, task: Task, standing: Standing) -> Explained {
         let seat = match &standing {
-            evenhand_core::explain::Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
-            evenhand_core::explain::Standing::Waiting { .. } | evenhand_core::explain::Standing::Gone => None,
+            Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
+            Standing::Waiting { .. } | Standing::Gone => None,
         };
         Explained { queue: self.queue_name(task.lane.queue), task, standing, seat }
     }
@@ -517,7 +518,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     self.gather(session, |gathering| gathering.down.welcome = Some(welcome));
                 }
                 Effect::Refuse { session, refusal, then } => {
-                    info!(why = %refusal, ?then, "a worker's session is ended");
+                    match then {
+                        Then::Retry => debug!(why = %refusal, "a worker's session is ended"),
+                        Then::Exit | Then::Forget => info!(why = %refusal, ?then, "a worker is sent away"),
+                    }
                     let epoch = self.owner.shard().epoch().0;
                     self.send_gathered();
                     if let Some(link) = self.links.remove(&session) {
@@ -541,6 +545,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     fn note(&self, note: &Note) {
         match note {
             Note::Joined { seat, life } => info!(%seat, %life, "a worker joins"),
+            Note::Lost { seat, life, runs: 0, why } => info!(%seat, %life, why, "a worker is gone"),
             Note::Lost { seat, life, runs, why } => warn!(%seat, %life, runs, why, "a worker is given up"),
             Note::Health { seat, healthy: true } => debug!(%seat, "a worker is healthy"),
             Note::Health { seat, healthy: false } => warn!(%seat, "a worker is silent: it gets no work"),

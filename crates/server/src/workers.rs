@@ -52,7 +52,7 @@ impl WorkerSessions for Workers {
                 outbox.push(die(&refusal));
             }
             outbox.close();
-            mailbox.from_worker(FromWorker::Closed { session }).await;
+            mailbox.hear(FromWorker::Closed { session }).await;
         });
         Ok(Response::new(Box::pin(outgoing)))
     }
@@ -62,7 +62,7 @@ impl WorkerSessions for Workers {
         let seat = speaks(said.protocol, said.shard).and_then(|()| Seat::new(&said.seat));
         let seat = seat.map_err(|refusal| errors::status(&refusal))?;
         let message = FromWorker::Dead { seat, token: said.token, process: said.process_life };
-        match self.mailbox.from_worker(message).await {
+        match self.mailbox.hear(message).await {
             true => Ok(Response::new(v1::DeadResponse {})),
             false => Err(errors::status(&mailbox::stopping())),
         }
@@ -116,7 +116,7 @@ async fn greet(
     let ends = parsed.ended.iter().zip(hello.ended);
     let results = ends.map(|((run, _), ended)| (run.task, run.fence, ending(ended))).collect();
     let hello = FromWorker::Hello { session, hello: parsed, results, outbox: outbox.clone(), address };
-    Ok(mailbox.from_worker(hello).await)
+    Ok(mailbox.hear(hello).await)
 }
 
 /// Passes on what the worker says, until it says no more.
@@ -133,24 +133,24 @@ async fn listen(
         // Heartbeats first: they wait for nothing.
         if let Some(beat) = heartbeat {
             let beat = Beat { number: beat.number, answered: beat.answered };
-            mailbox.from_worker(FromWorker::Beat { session, beat }).await;
+            mailbox.hear(FromWorker::Beat { session, beat }).await;
         }
         if let Some(slots) = slots {
-            mailbox.from_worker(FromWorker::Offer { session, slots }).await;
+            mailbox.hear(FromWorker::Offer { session, slots }).await;
         }
         for (n, ended) in ended.into_iter().enumerate() {
             let parsed = convert::parse_ended(&ended);
             let (run, end) = parsed.map_err(|refusal| refusal.within(format_args!("ended[{n}]")))?;
-            mailbox.from_worker(FromWorker::Ended { session, run, end, ending: ending(ended) }).await;
+            mailbox.hear(FromWorker::Ended { session, run, end, ending: ending(ended) }).await;
         }
         for id in &refused {
             let (task, fence) = convert::parse_run_id(id);
-            mailbox.from_worker(FromWorker::Refused { session, task, fence }).await;
+            mailbox.hear(FromWorker::Refused { session, task, fence }).await;
         }
         for v1::Output { run, lines, dropped } in output {
             if let Some(id) = run {
                 let (task, _) = convert::parse_run_id(&id);
-                mailbox.from_worker(FromWorker::Output { task, lines, dropped }).await;
+                mailbox.hear(FromWorker::Output { task, lines, dropped }).await;
             }
         }
     }

@@ -20,7 +20,7 @@ pub mod health;
 mod members;
 pub mod messages;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::{self, Bounds};
 use crate::canary::{Bug, Canary};
@@ -155,6 +155,8 @@ impl Owner {
         } else if stopped {
             owner.open(effects);
         }
+        // The shard asks for its windows and its timers now, and not when the first worker comes.
+        owner.feed(shard_messages::Input::Tick, effects);
         owner.settle(effects);
         Ok(owner)
     }
@@ -329,6 +331,8 @@ impl Owner {
             member.wait_ms = member.wait_left(self.now);
         }
         self.take_in(session, hello);
+        // It gets nothing until it is welcomed: what is sent before that, no session would carry.
+        self.offer(&hello.seat, effects);
     }
 
     /// What every hello changes.
@@ -351,12 +355,10 @@ impl Owner {
     /// What a worker runs and what ended there. What it does not name, it never started.
     fn report(&mut self, seat: &Seat, hello: Hello, effects: &mut Vec<Effect>) {
         let Some(worker) = self.members.get(seat).map(|member| member.worker) else { return };
-        let named = |task: TaskId, fence: Fence| {
-            let same = |run: &shard_messages::Run| (run.task, run.fence) == (task, fence);
-            hello.running.iter().any(same) || hello.ended.iter().any(|(run, _)| same(run))
-        };
+        let named = hello.running.iter().chain(hello.ended.iter().map(|(run, _)| run));
+        let named: BTreeSet<(TaskId, Fence)> = named.map(|run| (run.task, run.fence)).collect();
         let runs = self.shard.runs_of(worker).map(|run| (run.task, run.fence));
-        let denied: Vec<(TaskId, Fence)> = runs.filter(|&(task, fence)| !named(task, fence)).collect();
+        let denied: Vec<(TaskId, Fence)> = runs.filter(|run| !named.contains(run)).collect();
         let Hello { running, ended, .. } = hello;
         self.feed(shard_messages::Input::Report { worker, running, ended }, effects);
         for (task, fence) in denied {

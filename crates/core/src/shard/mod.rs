@@ -361,7 +361,7 @@ impl Shard {
     pub fn first_waiting(&self, queue: &QueueName) -> impl Iterator<Item = TaskId> {
         let lanes = self.names.get(queue).map(|id| self.queues[id.0 as usize].lanes.values());
         let first = |ix: &LaneIx| self.lanes[ix.0].window.waiting().first_key_value();
-        lanes.into_iter().flatten().filter_map(move |ix| first(ix)).map(|(_, entry)| entry.task)
+        lanes.into_iter().flatten().filter_map(first).map(|(_, entry)| entry.task)
     }
 
     /// What a worker runs, as far as the shard knows.

@@ -1,0 +1,125 @@
+//! `evenhand serve`: a server until it is told to stop.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use evenhand_core::owner::Settings;
+use evenhand_core::owner::health::Thresholds;
+use evenhand_server::{Config, Server};
+use evenhand_store::Embedded;
+use evenhand_store::embedded::Options;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::log::LogArgs;
+use crate::{Done, Failure, parse};
+
+/// What a server is told.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  evenhand serve
+  evenhand serve --data /var/lib/evenhand --listen 0.0.0.0:7400 --log-format json
+
+SIGTERM and Ctrl-C stop it in good order: what runs goes on, and is taken up by the next start.")]
+pub(crate) struct Args {
+    /// Where the data is; made if it is not there
+    #[arg(long, env = "EVENHAND_DATA", default_value = "evenhand-data", value_name = "DIR")]
+    data: PathBuf,
+    /// Where to listen
+    #[arg(long, env = "EVENHAND_LISTEN", default_value = "127.0.0.1:7400", value_name = "ADDR")]
+    listen: SocketAddr,
+    #[command(flatten)]
+    times: Times,
+    /// Free space below which no new tasks are accepted, in MiB
+    #[arg(long, default_value_t = 512, value_name = "MIB")]
+    floor: u64,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// When a worker counts as what.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Times {
+    /// How often a worker says that it is alive
+    #[arg(long, default_value = "1s", value_parser = parse::duration, value_name = "TIME")]
+    heartbeat: Duration,
+    /// After so much silence a worker gets no more work
+    #[arg(long, default_value = "5s", value_parser = parse::duration, value_name = "TIME")]
+    unhealthy_after: Duration,
+    /// After so much silence a worker is lost, and its tasks are run again
+    #[arg(long, default_value = "60s", value_parser = parse::duration, value_name = "TIME")]
+    lost_after: Duration,
+    /// How long what runs may go on without the server, after it was stopped in good order
+    #[arg(long, default_value = "5m", value_parser = parse::duration, value_name = "TIME")]
+    absence: Duration,
+}
+
+impl Times {
+    pub(crate) fn settings(&self) -> Result<Settings, Failure> {
+        let ms = |time: Duration| time.as_millis() as u64;
+        let thresholds = Thresholds {
+            heartbeat_ms: ms(self.heartbeat),
+            unhealthy_after_ms: ms(self.unhealthy_after),
+            lost_after_ms: ms(self.lost_after),
+        };
+        let wrong = |refusal: evenhand::Refusal| Failure {
+            text: format!("--{} {}", refusal.field, refusal.message),
+            exit: 2,
+        };
+        thresholds.check().map_err(wrong)?;
+        Ok(Settings { thresholds, absence_ms: ms(self.absence), ..Settings::default() })
+    }
+}
+
+pub(crate) async fn run(args: Args) -> Done {
+    args.log.begin()?;
+    let settings = args.times.settings()?;
+    let mut server = start(&args.data, args.listen, settings, args.floor).await?;
+    println!("evenhand listens on http://{}, data in {}", server.addr(), args.data.display());
+    let why = tokio::select! {
+        ended = server.ended() => return ended.map(|()| ExitCode::SUCCESS).map_err(Failure::new),
+        why = told_to_stop() => why?,
+    };
+    info!("{why}: stopping in good order; once more to stop at once");
+    stop(server).await
+}
+
+/// Opens the store and starts a server on it.
+pub(crate) async fn start(
+    data: &Path,
+    listen: SocketAddr,
+    settings: Settings,
+    floor_mib: u64,
+) -> Result<Server, Failure> {
+    let options = Options { floor: floor_mib << 20, ..Options::default() };
+    let dir = data.to_path_buf();
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(dir, options)).await;
+    let store = opened.map_err(Failure::new)?.map_err(Failure::new)?;
+    let about = format!("embedded, {}", data.display());
+    Server::start(Config { listen, store: about, settings }, store).await.map_err(Failure::new)
+}
+
+/// Stops in good order, or at once when somebody insists.
+pub(crate) async fn stop(server: Server) -> Done {
+    tokio::select! {
+        stopped = server.stop() => stopped.map(|()| ExitCode::SUCCESS).map_err(Failure::new),
+        insisted = told_to_stop() => {
+            warn!("{}: stopping at once; the next start will wait for its workers", insisted?);
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// Waits for SIGTERM or Ctrl-C, and says which it was.
+pub(crate) async fn told_to_stop() -> Result<&'static str, Failure> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::new)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::new)?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "Ctrl-C",
+    })
+}

@@ -1,0 +1,129 @@
+//! `evenhand worker`: runs a command for each task; and the two hidden commands that its processes are.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use evenhand::guardian::Instance;
+use evenhand::{Commands, WorkerError};
+use tokio::sync::watch;
+
+use crate::client::ServerArgs;
+use crate::log::LogArgs;
+use crate::{Done, Failure, parse, serve};
+
+/// What a worker is told.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  evenhand worker render -- ./render.sh
+  evenhand worker render=3 mail=1 --slots 8 --seat gpu-7 -- python3 work.py
+
+The command gets the payload on standard input, and EVENHAND_TASK_ID, EVENHAND_QUEUE, EVENHAND_KEY,
+EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. Its standard
+output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75
+asks for another try, 100 fails for good, any other fails and is tried again.
+
+SIGTERM and Ctrl-C drain the worker: it takes no more tasks and ends when those it runs have ended.")]
+pub(crate) struct Args {
+    /// The queues to serve, each with its share of the slots
+    #[arg(required = true, value_parser = parse::queue, value_name = "QUEUE[=WEIGHT]")]
+    queues: Vec<(String, u32)>,
+    /// How many tasks to run at once; as many as there are cores, if nobody says
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    slots: Option<u32>,
+    /// The worker's stable name; the first free one of those named after this machine, if nobody says
+    #[arg(long, value_name = "NAME")]
+    seat: Option<String>,
+    /// Where the lock files of this machine's seats are
+    #[arg(long, env = "EVENHAND_SEAT_DIR", value_name = "DIR")]
+    seat_dir: Option<PathBuf>,
+    /// How long a command has from SIGTERM to SIGKILL
+    #[arg(long, default_value = "10s", value_parser = parse::duration, value_name = "TIME")]
+    grace: Duration,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    log: LogArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// What a guardian is told beside what its worker says.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct GuardianArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// What a trampoline is told.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TrampolineArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+pub(crate) async fn run(args: Args) -> Done {
+    args.log.begin()?;
+    let (drain, draining) = watch::channel(false);
+    let mut worker = commands(args.server.server(), args.command).grace(args.grace).drain_on(draining);
+    for (queue, weight) in &args.queues {
+        worker = worker.queue(queue, *weight);
+    }
+    if let Some(slots) = args.slots {
+        worker = worker.slots(slots);
+    }
+    if let Some(seat) = args.seat {
+        worker = worker.seat(seat);
+    }
+    if let Some(dir) = args.seat_dir {
+        worker = worker.seat_dir(dir);
+    }
+    let mut running = std::pin::pin!(worker.run());
+    let ended = tokio::select! {
+        ended = &mut running => ended,
+        told = serve::told_to_stop() => {
+            told?;
+            let _ = drain.send(true);
+            tokio::select! {
+                ended = running => ended,
+                told = serve::told_to_stop() => {
+                    told?;
+                    // The guardian sees this process end, and kills what runs.
+                    return Err(Failure::new("stopped at once: what ran is killed and will be run again"));
+                }
+            }
+        }
+    };
+    ended.map(|()| ExitCode::SUCCESS).map_err(failure)
+}
+
+pub(crate) fn failure(error: WorkerError) -> Failure {
+    match error {
+        WorkerError::Refused(refusal) => refusal.into(),
+        WorkerError::Guardian(error) => Failure::new(error),
+        WorkerError::LeaseOver => Failure::new(error),
+    }
+}
+
+/// A worker that has this executable as its guardian.
+pub(crate) fn commands(server: &str, command: Vec<OsString>) -> Commands {
+    let guardian = vec!["guardian".into(), "--server".into(), server.into()];
+    Commands::new(server, command, "/proc/self/exe", guardian, vec!["trampoline".into()])
+}
+
+/// The guardian's process.
+pub(crate) fn guardian(args: GuardianArgs) -> ExitCode {
+    let server = args.server.server().to_string();
+    evenhand::guardian::main_of_guardian(async move |instance: Instance| {
+        evenhand::say_dead(&server, &instance).await;
+    })
+}
+
+/// A task's process, before its command.
+pub(crate) fn trampoline(args: TrampolineArgs) -> ExitCode {
+    evenhand::guardian::trampoline(args.args)
+}

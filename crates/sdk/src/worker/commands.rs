@@ -1,0 +1,373 @@
+//! Tasks that are run as commands, each in a process of its own, by a guardian. What a command gets and how it
+//! says what became of it is a contract: see `docs/worker.md`.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use evenhand_api::{RESULT_BYTES, convert};
+use evenhand_core::life::End;
+use tokio::sync::{mpsc, watch};
+
+use super::runtime::{Happening, Job, RunKey, Runner, Runtime};
+use super::{Offer, WorkerError};
+use crate::guardian::{
+    self, Ended, Event, Guardian, GuardianError, KillCause, Outcome, RunSpec, boottime_ms,
+};
+
+/// Exit codes with a meaning of their own, beside 0. 75 is EX_TEMPFAIL of sysexits.h.
+const EXIT_RETRY: i32 = 75;
+const EXIT_FOR_GOOD: i32 = 100;
+/// Things that may wait to be told to the server.
+const HAPPENINGS: usize = 1_024;
+/// How long a seat that was just left may take to be free.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// A worker that runs a command for each task.
+#[derive(Clone, Debug)]
+pub struct Commands {
+    server: String,
+    command: Vec<OsString>,
+    offer: Offer,
+    guardian: (PathBuf, Vec<OsString>, Vec<OsString>),
+    drain: Option<watch::Receiver<bool>>,
+}
+
+impl Commands {
+    /// A worker of this server that runs this command: a program and its arguments.
+    ///
+    /// `program` is the executable that becomes the guardian when it is started with `guardian_args`, and a
+    /// trampoline with `trampoline_args`: see [`crate::guardian`].
+    pub fn new(
+        server: &str,
+        command: Vec<OsString>,
+        program: impl Into<PathBuf>,
+        guardian_args: Vec<OsString>,
+        trampoline_args: Vec<OsString>,
+    ) -> Commands {
+        let guardian = (program.into(), guardian_args, trampoline_args);
+        Commands { server: server.into(), command, offer: Offer::new(), guardian, drain: None }
+    }
+
+    /// Serves a queue with this share of the worker's slots, in thousandths.
+    pub fn queue(mut self, queue: &str, weight_thousandths: u32) -> Commands {
+        self.offer.queues.push((queue.into(), weight_thousandths));
+        self
+    }
+
+    /// How many tasks it runs at once.
+    pub fn slots(mut self, slots: u32) -> Commands {
+        self.offer.slots = slots;
+        self
+    }
+
+    /// Its stable name. If nobody says, the first that is free of those named after this machine.
+    pub fn seat(mut self, seat: impl Into<String>) -> Commands {
+        self.offer.seat = Some(seat.into());
+        self
+    }
+
+    /// Where the lock files of this machine's seats are.
+    pub fn seat_dir(mut self, dir: impl Into<PathBuf>) -> Commands {
+        self.offer.seat_dir = Some(dir.into());
+        self
+    }
+
+    /// How long a command has from SIGTERM to SIGKILL.
+    pub fn grace(mut self, grace: Duration) -> Commands {
+        self.offer.grace = grace;
+        self
+    }
+
+    /// Drains when this turns true: takes no more work, ends when what runs has ended.
+    pub fn drain_on(mut self, drain: watch::Receiver<bool>) -> Commands {
+        self.drain = Some(drain);
+        self
+    }
+
+    /// Works until it is drained, or refused.
+    pub async fn run(self) -> Result<(), WorkerError> {
+        self.offer.queues()?;
+        let (program, args, trampoline) = self.guardian;
+        let options = guardian::Options {
+            program,
+            args,
+            trampoline,
+            seat_dir: self.offer.seat_dir(),
+            seat: self.offer.seat()?,
+            lock_wait: LOCK_WAIT,
+            cgroups: true,
+        };
+        let (guardian, instance, events) = Guardian::start(options).await?;
+        let runner = Runs::begin(guardian, events, self.command, self.offer.grace);
+        Runtime::new(&self.server, &self.offer, instance, runner)?.run(self.drain).await
+    }
+}
+
+/// What the guardian is to be told. Orders go through a task of their own: a guardian that is slow must not hold
+/// up heartbeats.
+#[derive(Debug)]
+enum Order {
+    Run(RunKey, Job),
+    Stop(RunKey),
+    Deadline(RunKey, u64),
+    KillAll,
+    Lease(u64),
+    End,
+}
+
+/// Runs commands.
+struct Runs {
+    orders: mpsc::UnboundedSender<Order>,
+    happening: mpsc::Receiver<Happening>,
+    working: tokio::task::JoinHandle<()>,
+}
+
+impl Runs {
+    fn begin(
+        guardian: Guardian,
+        events: mpsc::Receiver<Event>,
+        command: Vec<OsString>,
+        grace: Duration,
+    ) -> Runs {
+        // Bounded by what the server may order: the slots, and a lease.
+        let (orders, ordered) = mpsc::unbounded_channel();
+        let (happenings, happening) = mpsc::channel(HAPPENINGS);
+        let errand = Errand {
+            command,
+            grace_ms: grace.as_millis() as u64,
+            happenings,
+            next: 0,
+            by_id: HashMap::new(),
+            by_run: HashMap::new(),
+        };
+        let working = tokio::spawn(errand.run(guardian, events, ordered));
+        Runs { orders, happening, working }
+    }
+
+    fn order(&self, order: Order) {
+        // If nobody takes it, the guardian is gone, which is said elsewhere.
+        let _ = self.orders.send(order);
+    }
+}
+
+impl Runner for Runs {
+    fn start(&mut self, job: Job) {
+        self.order(Order::Run(job.run, job));
+    }
+
+    fn stop(&mut self, run: RunKey) {
+        self.order(Order::Stop(run));
+    }
+
+    fn deadline(&mut self, run: RunKey, max_duration_ms: u64) {
+        self.order(Order::Deadline(run, max_duration_ms));
+    }
+
+    fn kill_all(&mut self) {
+        self.order(Order::KillAll);
+    }
+
+    fn lease(&mut self, until_ms: u64) {
+        self.order(Order::Lease(until_ms));
+    }
+
+    fn happenings(&mut self) -> &mut mpsc::Receiver<Happening> {
+        &mut self.happening
+    }
+
+    async fn end(self) {
+        self.order(Order::End);
+        drop(self.happening);
+        // It ends when the guardian has killed and reaped what is left, and the seat is free.
+        drop(self.working.await);
+    }
+}
+
+/// Goes between the worker and its guardian.
+struct Errand {
+    command: Vec<OsString>,
+    grace_ms: u64,
+    happenings: mpsc::Sender<Happening>,
+    next: u64,
+    by_id: HashMap<u64, Running>,
+    by_run: HashMap<RunKey, u64>,
+}
+
+/// A run that the guardian knows.
+struct Running {
+    run: RunKey,
+    /// In milliseconds since boot.
+    began_ms: u64,
+    max_duration_ms: u64,
+}
+
+impl Errand {
+    async fn run(
+        mut self,
+        guardian: Guardian,
+        mut events: mpsc::Receiver<Event>,
+        mut ordered: mpsc::UnboundedReceiver<Order>,
+    ) {
+        loop {
+            tokio::select! {
+                biased;
+                event = events.recv() => match event {
+                    Some(Event::Gone) | None => {
+                        let over = Happening::Over(GuardianError::Gone.into());
+                        drop(self.happenings.send(over).await);
+                        return;
+                    }
+                    Some(event) => self.on_event(event).await,
+                },
+                order = ordered.recv() => match order {
+                    Some(Order::End) | None => {
+                        // What is still said is of no use any more, but must be taken.
+                        let drained = async { while events.recv().await.is_some() {} };
+                        let _ = tokio::join!(guardian.shutdown(), drained);
+                        return;
+                    }
+                    Some(order) => {
+                        if let Err(error) = self.on_order(&guardian, order).await {
+                            tracing::warn!(%error, "the guardian was not told");
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    async fn on_order(&mut self, guardian: &Guardian, order: Order) -> Result<(), GuardianError> {
+        match order {
+            Order::Run(run, job) => {
+                self.next += 1;
+                let id = self.next;
+                let (began_ms, max_duration_ms) = (boottime_ms(), job.max_duration_ms);
+                self.by_id.insert(id, Running { run, began_ms, max_duration_ms });
+                self.by_run.insert(run, id);
+                let told = guardian.run(self.spec(id, job)).await;
+                if let Err(error) = told {
+                    // It fits in no frame, or nobody is there: either way it will not run.
+                    self.ended(id, Some(End::FailedForGood), Bytes::new(), error.to_string(), 0).await;
+                }
+                Ok(())
+            }
+            Order::Stop(run) => match self.by_run.get(&run) {
+                Some(&id) => guardian.stop(id, self.grace_ms).await,
+                None => Ok(()),
+            },
+            Order::Deadline(run, ms) => {
+                let run = self.by_run.get(&run).and_then(|id| Some((*id, self.by_id.get_mut(id)?)));
+                let Some((id, running)) = run else { return Ok(()) };
+                running.max_duration_ms = ms;
+                guardian.set_deadline(id, (ms > 0).then_some(running.began_ms + ms)).await
+            }
+            Order::KillAll => guardian.kill_all().await,
+            Order::Lease(until_ms) => guardian.lease(until_ms).await,
+            Order::End => Ok(()),
+        }
+    }
+
+    fn spec(&self, id: u64, job: Job) -> RunSpec {
+        let mut env: Vec<(OsString, OsString)> = Vec::new();
+        let mut set = |name: &str, value: String| env.push((name.into(), value.into()));
+        set("EVENHAND_TASK_ID", job.task_id);
+        set("EVENHAND_QUEUE", job.queue);
+        set("EVENHAND_KEY", job.key);
+        set("EVENHAND_ATTEMPT", job.attempt.to_string());
+        set("EVENHAND_FENCE", convert::fence_text(job.run.1));
+        let timed = job.max_duration_ms > 0;
+        if timed {
+            let wall =
+                SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64;
+            set("EVENHAND_DEADLINE_MS", (wall + job.max_duration_ms).to_string());
+        }
+        RunSpec {
+            id,
+            command: self.command.clone(),
+            env,
+            payload: job.payload,
+            deadline_ms: timed.then(|| boottime_ms() + job.max_duration_ms),
+            grace_ms: self.grace_ms,
+            stdout_limit: Some(RESULT_BYTES),
+        }
+    }
+
+    async fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Started { .. } | Event::Gone => {}
+            Event::Output { id, line } => {
+                if let Some(&Running { run, .. }) = self.by_id.get(&id) {
+                    drop(self.happenings.send(Happening::Output { run, line }).await);
+                }
+            }
+            // The lease was over before it began: as if it had been killed.
+            Event::Refused { id, why: _ } => self.ended(id, None, Bytes::new(), String::new(), 0).await,
+            Event::Ended(ended) => {
+                let max_duration_ms = self.by_id.get(&ended.id).map_or(0, |running| running.max_duration_ms);
+                let (end, error) = judge(&ended, max_duration_ms);
+                self.ended(ended.id, end, ended.stdout, error, ended.lines_dropped).await;
+            }
+        }
+    }
+
+    async fn ended(&mut self, id: u64, end: Option<End>, result: Bytes, error: String, lines_dropped: u64) {
+        if let Some(Running { run, .. }) = self.by_id.remove(&id) {
+            self.by_run.remove(&run);
+            drop(self.happenings.send(Happening::Ended { run, end, result, error, lines_dropped }).await);
+        }
+    }
+}
+
+/// What the end of a command means, and what to say of it.
+fn judge(ended: &Ended, max_duration_ms: u64) -> (Option<End>, String) {
+    match (&ended.outcome, ended.killed) {
+        // It did what was asked, whatever was on its way to it.
+        (Outcome::Exited(0), _) => (Some(End::Succeeded), String::new()),
+        (Outcome::Exited(_) | Outcome::Signaled(_) | Outcome::NotStarted(_), Some(KillCause::Lease)) => {
+            (None, String::new())
+        }
+        (Outcome::Exited(_) | Outcome::Signaled(_), Some(KillCause::Deadline)) => {
+            (Some(End::Failed), format!("it took longer than {max_duration_ms} ms and was stopped"))
+        }
+        (Outcome::Exited(_) | Outcome::Signaled(_), Some(KillCause::Stop)) => {
+            (Some(End::Failed), "it was stopped".into())
+        }
+        (Outcome::Exited(EXIT_RETRY), None) => {
+            (Some(End::Failed), "it asks to be tried again (exit 75)".into())
+        }
+        (Outcome::Exited(EXIT_FOR_GOOD), None) => {
+            (Some(End::FailedForGood), "it failed for good (exit 100)".into())
+        }
+        (Outcome::Exited(code), None) => (Some(End::Failed), format!("it ended with exit code {code}")),
+        (Outcome::Signaled(signal), None) => (Some(End::Failed), format!("it was killed by signal {signal}")),
+        (Outcome::NotStarted(why), Some(_) | None) => {
+            (Some(End::Failed), format!("the command could not be started: {why}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_mean_what_the_contract_says() {
+        let judge = |outcome: Outcome, killed: Option<KillCause>| {
+            let ended =
+                Ended { id: 1, outcome, stdout: Bytes::new(), stdout_cut: false, lines_dropped: 0, killed };
+            judge(&ended, 500).0
+        };
+        assert_eq!(judge(Outcome::Exited(0), None), Some(End::Succeeded));
+        assert_eq!(judge(Outcome::Exited(0), Some(KillCause::Deadline)), Some(End::Succeeded));
+        assert_eq!(judge(Outcome::Exited(75), None), Some(End::Failed));
+        assert_eq!(judge(Outcome::Exited(100), None), Some(End::FailedForGood));
+        assert_eq!(judge(Outcome::Exited(1), None), Some(End::Failed));
+        assert_eq!(judge(Outcome::Signaled(9), None), Some(End::Failed));
+        assert_eq!(judge(Outcome::Signaled(9), Some(KillCause::Lease)), None);
+        assert_eq!(judge(Outcome::Exited(100), Some(KillCause::Stop)), Some(End::Failed));
+        assert_eq!(judge(Outcome::NotStarted("no".into()), None), Some(End::Failed));
+    }
+}

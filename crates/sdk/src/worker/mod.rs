@@ -1,0 +1,181 @@
+//! A worker as its users see it: which queues it serves, how many slots it offers, and what a task runs.
+
+mod commands;
+mod handlers;
+mod runtime;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use evenhand_core::Refusal;
+use evenhand_core::backlog::Weight;
+use evenhand_core::names::{QueueName, Seat};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use crate::guardian::GuardianError;
+pub use commands::Commands;
+pub use handlers::{Failure, Run};
+pub use runtime::say_dead;
+
+/// Why a worker could not begin, or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The server, or what the worker asks of it, will not do.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The seat or the guardian.
+    #[error(transparent)]
+    Guardian(#[from] GuardianError),
+    /// The lease was over while handlers ran in this process.
+    #[error("the server was not heard for too long; what ran here must be over before it is run elsewhere")]
+    LeaseOver,
+}
+
+impl From<Refusal> for WorkerError {
+    fn from(refusal: Refusal) -> Self {
+        WorkerError::Refused(refusal)
+    }
+}
+
+/// A worker that runs handlers in this process.
+///
+/// A handler is an async function from a payload (JSON, by serde) and a [`Run`] to a result or a [`Failure`].
+pub struct Worker {
+    server: String,
+    offer: Offer,
+    handlers: HashMap<String, handlers::Handler>,
+    drain: Option<watch::Receiver<bool>>,
+}
+
+/// What every worker offers.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    pub(crate) queues: Vec<(String, u32)>,
+    pub(crate) slots: u32,
+    pub(crate) seat: Option<String>,
+    pub(crate) seat_dir: Option<PathBuf>,
+    pub(crate) grace: Duration,
+}
+
+impl Offer {
+    fn new() -> Offer {
+        let slots = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        Offer { queues: Vec::new(), slots, seat: None, seat_dir: None, grace: Duration::from_secs(10) }
+    }
+
+    /// The queues, checked.
+    pub(crate) fn queues(&self) -> Result<Vec<(QueueName, Weight)>, Refusal> {
+        if self.queues.is_empty() {
+            return Err(Refusal::invalid("queues", "is empty; name at least one queue to serve"));
+        }
+        let queue = |(name, weight): &(String, u32)| {
+            Ok((QueueName::new(name)?, evenhand_api::convert::weight(*weight)?))
+        };
+        self.queues.iter().map(queue).collect()
+    }
+
+    /// The seat: the one that was named, or the first that is free of those named after this machine.
+    pub(crate) fn seat(&self) -> Result<crate::guardian::Seat, Refusal> {
+        match &self.seat {
+            Some(seat) => Seat::new(seat).map(|seat| crate::guardian::Seat::Named(seat.as_str().into())),
+            None => Ok(crate::guardian::Seat::FirstFree(host_name())),
+        }
+    }
+
+    /// Where lock files are, if nobody says: a place of this machine that outlives the process.
+    pub(crate) fn seat_dir(&self) -> PathBuf {
+        let at_home = || {
+            let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_else(std::env::temp_dir);
+            std::env::var_os("XDG_STATE_HOME").map_or_else(|| home.join(".local/state"), PathBuf::from)
+        };
+        self.seat_dir.clone().unwrap_or_else(|| at_home().join("evenhand/seats"))
+    }
+}
+
+/// The machine's name, in letters that a seat may have.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
+    let name: String = name.trim().chars().map(plain).take(48).collect();
+    match name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        true => name,
+        false => "worker".into(),
+    }
+}
+
+impl Worker {
+    /// A worker of this server, with as many slots as the machine has cores.
+    pub fn new(server: &str) -> Worker {
+        Worker { server: server.into(), offer: Offer::new(), handlers: HashMap::new(), drain: None }
+    }
+
+    /// How many tasks it runs at once.
+    pub fn slots(mut self, slots: u32) -> Worker {
+        self.offer.slots = slots;
+        self
+    }
+
+    /// Its stable name. If nobody says, the first that is free of those named after this machine.
+    pub fn seat(mut self, seat: impl Into<String>) -> Worker {
+        self.offer.seat = Some(seat.into());
+        self
+    }
+
+    /// Where the lock files of this machine's seats are.
+    pub fn seat_dir(mut self, dir: impl Into<PathBuf>) -> Worker {
+        self.offer.seat_dir = Some(dir.into());
+        self
+    }
+
+    /// Drains when this turns true: takes no more work, ends when what runs has ended.
+    pub fn drain_on(mut self, drain: watch::Receiver<bool>) -> Worker {
+        self.drain = Some(drain);
+        self
+    }
+
+    /// Serves a queue with this handler.
+    pub fn handle<T, R, H, F>(self, queue: &str, handler: H) -> Worker
+    where
+        T: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        H: Fn(T, Run) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        self.handle_weighted(queue, 1_000, handler)
+    }
+
+    /// The same, with this share of the worker's slots, in thousandths.
+    pub fn handle_weighted<T, R, H, F>(mut self, queue: &str, weight_thousandths: u32, handler: H) -> Worker
+    where
+        T: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        H: Fn(T, Run) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        self.offer.queues.push((queue.into(), weight_thousandths));
+        self.handlers.insert(queue.into(), handlers::typed(handler));
+        self
+    }
+
+    /// Serves a queue with a handler of plain bytes.
+    pub fn handle_bytes<R, H, F>(mut self, queue: &str, handler: H) -> Worker
+    where
+        R: Into<Bytes> + Send + 'static,
+        H: Fn(Bytes, Run) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        self.offer.queues.push((queue.into(), 1_000));
+        self.handlers.insert(queue.into(), handlers::plain(handler));
+        self
+    }
+
+    /// Works until it is drained, or refused.
+    pub async fn run(self) -> Result<(), WorkerError> {
+        let (runner, instance) = handlers::Handlers::begin(&self.offer, self.handlers)?;
+        runtime::Runtime::new(&self.server, &self.offer, instance, runner)?.run(self.drain).await
+    }
+}

@@ -1,0 +1,568 @@
+//! The loop around the pure worker of `evenhand-core`: it moves bytes between the server and what runs tasks,
+//! keeps the connection, and tells the time. What it says to the server gathers while the last message is
+//! being sent.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use evenhand_api::v1::worker_sessions_client::WorkerSessionsClient;
+use evenhand_api::{ERROR_BYTES, MESSAGE_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
+use evenhand_core::Refusal;
+use evenhand_core::life::End;
+use evenhand_core::names::{Epoch, Fence, Millis, Seat, ShardId, StoreId, TaskId};
+use evenhand_core::refusal::Kind;
+use evenhand_core::worker::{self as core, Down, Effect, Exit, Input};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Channel;
+use tracing::{debug, info, warn};
+
+use super::{Offer, WorkerError};
+use crate::client::endpoint;
+use crate::guardian::{Instance, boottime_ms};
+
+/// The one shard there is, until servers have several.
+const SHARD: ShardId = ShardId(0);
+/// Messages that may wait to be sent; what comes meanwhile gathers.
+const OUTGOING: usize = 2;
+/// Things that happen in one round at most.
+const HAPPENINGS: usize = 1_024;
+/// The first wait before another try to connect, and the longest.
+const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How long a try may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a guardian or a drained worker tries to say that it is over.
+const SAY_DEAD_WITHIN: Duration = Duration::from_secs(3);
+/// Lines of output that gather at most; more are counted.
+const LINES: usize = 4_096;
+
+/// Which run.
+pub(crate) type RunKey = (TaskId, Fence);
+
+/// A run to start.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) run: RunKey,
+    pub(crate) task_id: String,
+    pub(crate) queue: String,
+    pub(crate) key: String,
+    pub(crate) attempt: u32,
+    pub(crate) payload: Bytes,
+    /// How long it may take; 0: as long as it likes.
+    pub(crate) max_duration_ms: u64,
+}
+
+/// What happens to runs.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    Output {
+        run: RunKey,
+        line: String,
+    },
+    /// A run is over and nothing of it is left. No end: it was killed because the lease was over.
+    Ended {
+        run: RunKey,
+        end: Option<End>,
+        result: Bytes,
+        error: String,
+        lines_dropped: u64,
+    },
+    /// Nothing more can be run.
+    Over(WorkerError),
+}
+
+/// How tasks are run: in this process, or as commands.
+pub(crate) trait Runner {
+    /// Starts a run; it is answered by [`Happening::Ended`], whatever becomes of it.
+    fn start(&mut self, job: Job);
+    /// Ends a run, with grace.
+    fn stop(&mut self, run: RunKey);
+    /// Gives a run this long from its start, whatever it was told before.
+    fn deadline(&mut self, run: RunKey, max_duration_ms: u64);
+    /// Kills everything.
+    fn kill_all(&mut self);
+    /// Everything may live until then, in milliseconds since boot, and must be dead soon after.
+    fn lease(&mut self, until_ms: u64);
+    /// What happens.
+    fn happenings(&mut self) -> &mut mpsc::Receiver<Happening>;
+    /// Frees the seat. Nothing runs any more.
+    fn end(self) -> impl Future<Output = ()> + Send;
+}
+
+/// A connection.
+struct Link {
+    out: mpsc::Sender<v1::Up>,
+    incoming: Streaming<v1::Down>,
+}
+
+/// See the module's text.
+pub(crate) struct Runtime<R> {
+    grpc: WorkerSessionsClient<Channel>,
+    server: String,
+    seat: Seat,
+    instance: Instance,
+    core: core::Worker,
+    runner: R,
+    /// Runs as the server described them.
+    runs: HashMap<RunKey, v1::Run>,
+    /// Starts that the core has not decided on yet.
+    offered: HashMap<RunKey, v1::Start>,
+    /// Ends that are not acknowledged.
+    ended: HashMap<RunKey, v1::Ended>,
+    news: v1::News,
+    lines: usize,
+    /// The highest dispatch that was started or refused in this session.
+    handled: u64,
+    link: Option<Link>,
+    connecting: bool,
+    pause: Duration,
+    connect_at: Instant,
+    wake: Option<Millis>,
+    refusal: Option<Refusal>,
+    exit: Option<Exit>,
+    /// Said once for each time that the server is away.
+    complained: bool,
+}
+
+impl<R: Runner> Runtime<R> {
+    pub(crate) fn new(
+        server: &str,
+        offer: &Offer,
+        instance: Instance,
+        runner: R,
+    ) -> Result<Runtime<R>, WorkerError> {
+        let seat = Seat::new(&instance.seat)?;
+        let core = core::Worker::new(core::Offer {
+            seat: seat.clone(),
+            token: instance.token,
+            process: instance.life,
+            slots: offer.slots,
+            queues: offer.queues()?,
+        });
+        Ok(Runtime {
+            grpc: sessions(server)?,
+            server: server.into(),
+            seat,
+            instance,
+            core,
+            runner,
+            runs: HashMap::new(),
+            offered: HashMap::new(),
+            ended: HashMap::new(),
+            news: v1::News::default(),
+            lines: 0,
+            handled: 0,
+            link: None,
+            connecting: false,
+            pause: PAUSE,
+            connect_at: Instant::now(),
+            wake: None,
+            refusal: None,
+            exit: None,
+            complained: false,
+        })
+    }
+
+    /// Works until it is drained or refused.
+    pub(crate) async fn run(mut self, drain: Option<watch::Receiver<bool>>) -> Result<(), WorkerError> {
+        info!(seat = %self.seat, life = self.instance.life, server = self.server, "the worker begins");
+        let result = self.work(drain).await;
+        let Runtime { runner, instance, server, .. } = self;
+        runner.end().await;
+        // All its processes are gone: the server need not wait to find out.
+        say_dead(&server, &instance).await;
+        result
+    }
+
+    async fn work(&mut self, mut drain: Option<watch::Receiver<bool>>) -> Result<(), WorkerError> {
+        let mut effects = Vec::new();
+        let mut happenings = Vec::with_capacity(HAPPENINGS);
+        let (to_connected, mut connected) = mpsc::channel::<Result<Link, Refusal>>(1);
+        loop {
+            self.perform(&mut effects);
+            if let Some(exit) = self.exit {
+                return match exit {
+                    Exit::Drained => Ok(()),
+                    Exit::Refused => Err(self.refusal.take().unwrap_or_else(unreachable).into()),
+                };
+            }
+            self.send_news();
+            let idle = self.link.is_none() && !self.connecting && self.core.wants_session();
+            if idle && Instant::now() >= self.connect_at {
+                self.connecting = true;
+                let (grpc, connected) = (self.grpc.clone(), to_connected.clone());
+                tokio::spawn(async move { drop(connected.send(connect(grpc).await).await) });
+            }
+            let now = boottime_ms();
+            let mut sleep = self.wake.map_or(1_000, |at| at.0.saturating_sub(now)).min(1_000);
+            if idle && !self.connecting {
+                let left = self.connect_at.saturating_duration_since(Instant::now());
+                sleep = sleep.min(left.as_millis() as u64 + 1);
+            }
+            let full = self.link.as_ref().filter(|_| has_news(&self.news)).map(|link| link.out.clone());
+            tokio::select! {
+                biased;
+                down = incoming(&mut self.link) => match down {
+                    Ok(down) => self.on_down(down, &mut effects),
+                    Err(why) => self.on_broken(&why, &mut effects),
+                },
+                Some(link) = connected.recv() => self.on_connected(link, &mut effects),
+                _ = self.runner.happenings().recv_many(&mut happenings, HAPPENINGS) => {
+                    for happening in happenings.drain(..) {
+                        self.on_happening(happening, &mut effects)?;
+                    }
+                }
+                () = room(full) => {}
+                () = drained(&mut drain) => {
+                    info!("draining: no more work is taken, what runs goes on");
+                    self.step(Input::Drain, &mut effects);
+                }
+                () = tokio::time::sleep(Duration::from_millis(sleep)) => {}
+            }
+            // What else has happened meanwhile goes into the same message.
+            while let Ok(happening) = self.runner.happenings().try_recv() {
+                self.on_happening(happening, &mut effects)?;
+            }
+            let now = Millis(boottime_ms());
+            if self.wake.is_some_and(|at| at <= now) {
+                self.wake = None;
+                self.step(Input::Tick, &mut effects);
+            }
+        }
+    }
+
+    fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        self.core.step(Millis(boottime_ms()), input, effects);
+    }
+
+    // --- the connection ---
+
+    fn on_connected(&mut self, link: Result<Link, Refusal>, effects: &mut Vec<Effect>) {
+        self.connecting = false;
+        match link {
+            Ok(link) => {
+                self.link = Some(link);
+                self.news = v1::News::default();
+                self.lines = 0;
+                self.handled = 0;
+                self.step(Input::Connected, effects);
+            }
+            Err(refusal) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    warn!(why = %refusal.message, server = self.server, "the server is away; trying again until it is back");
+                }
+                self.later();
+            }
+        }
+    }
+
+    /// The next try comes after a while that grows, and is not the same for all workers.
+    fn later(&mut self) {
+        let jitter =
+            std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), self.instance.life) % 500;
+        self.connect_at = Instant::now() + self.pause.mul_f64(0.75 + jitter as f64 / 1_000.0);
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
+    fn on_broken(&mut self, why: &str, effects: &mut Vec<Effect>) {
+        debug!(why, "the connection to the server is gone");
+        self.link = None;
+        self.later();
+        self.step(Input::Disconnected, effects);
+    }
+
+    fn send_news(&mut self) {
+        let Some(link) = &self.link else { return };
+        if has_news(&self.news)
+            && let Ok(permit) = link.out.try_reserve()
+        {
+            let news = std::mem::take(&mut self.news);
+            self.lines = 0;
+            permit.send(v1::Up { message: Some(v1::up::Message::News(news)) });
+        }
+    }
+
+    fn on_down(&mut self, down: v1::Down, effects: &mut Vec<Effect>) {
+        let v1::Down {
+            epoch,
+            session,
+            welcome,
+            answer,
+            start,
+            stop,
+            acknowledged,
+            deadlines,
+            absence_ms,
+            die,
+        } = down;
+        let epoch = Epoch(epoch);
+        let mut say = |runtime: &mut Self, down: Down| {
+            runtime.step(Input::Down { epoch, session, down }, effects);
+            runtime.perform(effects);
+        };
+        if let Some(v1::Welcome { store_id, thresholds, .. }) = welcome {
+            match thresholds.as_ref().map(convert::parse_thresholds) {
+                Some(Ok(thresholds)) => {
+                    say(self, Down::Welcome { store: StoreId(store_id), thresholds });
+                    if self.core.is_in() {
+                        info!(seat = %self.seat, epoch = %epoch, "the server lets the worker in");
+                        self.pause = PAUSE;
+                        self.complained = false;
+                    }
+                }
+                Some(Err(_)) | None => warn!("the server's thresholds make no sense; the welcome is ignored"),
+            }
+        }
+        if let Some(answer) = answer {
+            say(self, Down::Answer { number: answer.number });
+        }
+        for start in start {
+            let parsed = start.run.as_ref().map(convert::parse_run);
+            let Some(Ok(run)) = parsed else {
+                warn!("the server wants a run started that makes no sense");
+                continue;
+            };
+            let key = (run.task, run.fence);
+            self.handled = self.handled.max(run.fence.dispatch);
+            self.offered.insert(key, start);
+            say(self, Down::Start { run });
+            self.offered.remove(&key);
+        }
+        if session == self.core.session() && self.core.is_in() {
+            for v1::Deadline { run, max_duration_ms } in &deadlines {
+                if let Some(run) = run.as_ref().map(convert::parse_run_id) {
+                    self.runner.deadline(run, *max_duration_ms);
+                }
+            }
+        }
+        for id in &stop {
+            let (task, fence) = convert::parse_run_id(id);
+            say(self, Down::Stop { task, fence });
+        }
+        for id in &acknowledged {
+            let (task, fence) = convert::parse_run_id(id);
+            say(self, Down::Acknowledge { task, fence });
+        }
+        if let Some(ms) = absence_ms {
+            say(self, Down::Absence { ms });
+            info!(seconds = ms / 1000, "the server stops for a while; what runs goes on");
+        }
+        if let Some(v1::Die { error, then }) = die {
+            let refusal = error.as_ref().map_or_else(unreachable, errors::refusal_of);
+            let then = convert::parse_then(then);
+            if !self.core.is_in() || then != evenhand_core::owner::messages::Then::Retry {
+                warn!(why = %refusal, ?then, "the server ends the session");
+            }
+            if let Some(ms) = refusal.retry_after_ms {
+                self.pause = self.pause.max(Duration::from_millis(ms).min(PAUSE_MAX));
+            }
+            self.refusal = Some(refusal);
+            // Said by whoever holds the connection: it need not know the session to end it.
+            let session = self.core.session();
+            self.step(Input::Down { epoch: Epoch(u64::MAX), session, down: Down::Die { then } }, effects);
+        }
+    }
+
+    // --- what runs ---
+
+    fn on_happening(&mut self, happening: Happening, effects: &mut Vec<Effect>) -> Result<(), WorkerError> {
+        match happening {
+            Happening::Output { run, line } => self.on_output(run, Some(line), 0),
+            Happening::Ended { run, end, result, error, lines_dropped } => {
+                if lines_dropped > 0 {
+                    self.on_output(run, None, lines_dropped);
+                }
+                let wire = self.runs.remove(&run);
+                if let (Some(end), Some(wire)) = (end, wire) {
+                    let ended = v1::Ended {
+                        run: Some(wire),
+                        end: convert::end(end).into(),
+                        result: result.slice(..result.len().min(RESULT_BYTES)),
+                        error: cut(error),
+                    };
+                    self.ended.insert(run, ended);
+                }
+                let (task, fence) = run;
+                self.step(Input::Ended { task, fence, end }, effects);
+            }
+            Happening::Over(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn on_output(&mut self, run: RunKey, line: Option<String>, dropped: u64) {
+        let id = convert::run_id(run.0, run.1);
+        let fits = self.lines < LINES && self.link.is_some();
+        let same = |output: &v1::Output| output.run == Some(id);
+        if !self.news.output.last().is_some_and(same) {
+            self.news.output.push(v1::Output { run: Some(id), lines: Vec::new(), dropped: 0 });
+        }
+        if let Some(output) = self.news.output.last_mut() {
+            output.dropped += dropped;
+            match line {
+                Some(line) if fits => {
+                    self.lines += 1;
+                    output.lines.push(line);
+                }
+                Some(_) => output.dropped += 1,
+                None => {}
+            }
+        }
+    }
+
+    fn perform(&mut self, effects: &mut Vec<Effect>) {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Hello(hello) => {
+                    let running =
+                        hello.running.iter().filter_map(|run| self.runs.get(&(run.task, run.fence)));
+                    let ended =
+                        hello.ended.iter().filter_map(|(run, _)| self.ended.get(&(run.task, run.fence)));
+                    let hello =
+                        convert::hello(&hello, SHARD, running.cloned().collect(), ended.cloned().collect());
+                    let up = v1::Up { message: Some(v1::up::Message::Hello(hello)) };
+                    if let Some(link) = &self.link {
+                        // The first message of a connection always fits.
+                        drop(link.out.try_send(up));
+                    }
+                }
+                Effect::Beat(beat) => {
+                    self.news.heartbeat = Some(v1::Heartbeat {
+                        number: beat.number,
+                        answered: beat.answered,
+                        handled: self.handled,
+                        worker_set: None,
+                    });
+                }
+                Effect::Ended { run, .. } => {
+                    if let Some(ended) = self.ended.get(&(run.task, run.fence)) {
+                        self.news.ended.push(ended.clone());
+                    }
+                }
+                Effect::Refuse { task, fence } => self.news.refused.push(convert::run_id(task, fence)),
+                Effect::Offer { slots } => self.news.slots = Some(slots),
+                Effect::Start { run } => self.start((run.task, run.fence)),
+                Effect::Stop { task, fence } => self.runner.stop((task, fence)),
+                Effect::Forget { task, fence } => drop(self.ended.remove(&(task, fence))),
+                Effect::Lease { until } => self.runner.lease(until.0),
+                Effect::KillAll => {
+                    if !self.runs.is_empty() {
+                        warn!(runs = self.runs.len(), "the lease is over: what runs is killed");
+                    }
+                    self.runner.kill_all();
+                }
+                Effect::Disconnect => {
+                    self.link = None;
+                    self.later();
+                }
+                Effect::Exit(exit) => self.exit = Some(exit),
+                Effect::Wake { at } => self.wake = Some(at),
+            }
+        }
+    }
+
+    fn start(&mut self, key: RunKey) {
+        let Some(start) = self.offered.remove(&key) else { return };
+        let Some(run) = start.run else { return };
+        self.runner.start(Job {
+            run: key,
+            task_id: start.task_id,
+            queue: start.queue,
+            key: run.key.clone(),
+            attempt: run.attempt,
+            payload: start.payload,
+            max_duration_ms: run.max_duration_ms,
+        });
+        self.runs.insert(key, run);
+    }
+}
+
+fn unreachable() -> Refusal {
+    Refusal::new(Kind::Internal, "", "the server ended the session and did not say why")
+}
+
+fn has_news(news: &v1::News) -> bool {
+    let v1::News { heartbeat, ended, refused, output, slots } = news;
+    heartbeat.is_some() || !ended.is_empty() || !refused.is_empty() || !output.is_empty() || slots.is_some()
+}
+
+fn cut(mut error: String) -> String {
+    if error.len() > ERROR_BYTES {
+        let end = (0..=ERROR_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
+        error.truncate(end);
+    }
+    error
+}
+
+fn sessions(server: &str) -> Result<WorkerSessionsClient<Channel>, Refusal> {
+    Ok(WorkerSessionsClient::new(endpoint(server)?.connect_lazy())
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(MESSAGE_BYTES))
+}
+
+async fn connect(mut grpc: WorkerSessionsClient<Channel>) -> Result<Link, Refusal> {
+    let (out, outgoing) = mpsc::channel(OUTGOING);
+    let session = grpc.session(ReceiverStream::new(outgoing));
+    match tokio::time::timeout(CONNECT_WITHIN, session).await {
+        Ok(Ok(answer)) => Ok(Link { out, incoming: answer.into_inner() }),
+        Ok(Err(status)) => Err(errors::refusal(&status)),
+        Err(_) => Err(Refusal::new(Kind::Unavailable, "", "the server did not answer in time")),
+    }
+}
+
+/// The next message; for ever, if there is no connection.
+async fn incoming(link: &mut Option<Link>) -> Result<v1::Down, String> {
+    match link {
+        Some(link) => match link.incoming.message().await {
+            Ok(Some(down)) => Ok(down),
+            Ok(None) => Err("the server closed it".into()),
+            Err(status) => Err(status.message().into()),
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until another message can be sent, if one waits to be.
+async fn room(full: Option<mpsc::Sender<v1::Up>>) {
+    match full {
+        Some(out) => drop(out.reserve().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the worker shall drain; once.
+async fn drained(drain: &mut Option<watch::Receiver<bool>>) {
+    let Some(receiver) = drain else { return std::future::pending().await };
+    let asked = receiver.wait_for(|drain| *drain).await.is_ok();
+    *drain = None;
+    if !asked {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Tells a server that this life of a seat is over and nothing of it is left, so that it does not wait. Tries for a
+/// moment; the server finds out by itself otherwise.
+pub async fn say_dead(server: &str, instance: &Instance) {
+    let said = async {
+        let mut grpc = sessions(server).ok()?;
+        loop {
+            let request = v1::DeadRequest {
+                protocol: PROTOCOL,
+                shard: SHARD.0,
+                seat: instance.seat.clone(),
+                token: instance.token,
+                process_life: instance.life,
+            };
+            match grpc.dead(request).await {
+                Ok(_) => return Some(()),
+                Err(_) => tokio::time::sleep(PAUSE * 4).await,
+            }
+        }
+    };
+    if tokio::time::timeout(SAY_DEAD_WITHIN, said).await.is_err() {
+        debug!(seat = instance.seat, "the server could not be told that the worker is over");
+    }
+}
