@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint sim bench clean tools
+.PHONY: help run day test lint sim bench clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
@@ -16,7 +16,10 @@ CHECKED_SIM := cargo run -q --profile test -p evenhand-sim --
 help: ## list the targets
 	@awk -F ':.* ## ' '/^[a-z-]+:.* ## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## show a day in the life of four tenants (there is no server yet)
+run: ## a server and a worker to play with, data in ./evenhand-data
+	cargo run --release -q -p evenhand-cli -- dev
+
+day: ## a simulated day in the life of four tenants
 	cargo run --release -q -p evenhand-sim -- day
 
 test: tools lint ## everything that must pass before a commit

@@ -279,6 +279,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             if self.stopped && self.commit.is_none() {
                 self.send_gathered();
                 self.links.values().for_each(|link| link.outbox.close());
+                while let Ok(request) = self.shell.inbox.requests.try_recv() {
+                    self.on_request(request, &mut effects); // which says that the server stops
+                }
                 return Ok(Over::Stopped);
             }
             let now = self.shell.clock.now();

@@ -212,7 +212,9 @@ impl Owner {
 
     /// How the start gate stands.
     pub fn gate(&self) -> GateView {
-        let absent = || self.members.iter().filter(|(_, member)| member.is_absent());
+        // While the mark is being removed nobody is waited for.
+        let waits = self.gate != Gate::Unmarking;
+        let absent = || self.members.iter().filter(move |(_, member)| waits && member.is_absent());
         GateView {
             open: self.gate == Gate::Open,
             absent: absent().map(|(seat, _)| seat.clone()).collect(),
@@ -460,8 +462,7 @@ impl Owner {
     /// Tells the shard what a worker offers now, if that is news.
     fn offer(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
         let Some(member) = self.members.get_mut(seat) else { return };
-        let early = self.canary.is(Bug::WorkBeforeJoinSaved);
-        let usable = member.session.is_some() && !member.unsaved && (member.is_healthy() || early);
+        let usable = member.session.is_some() && !member.unsaved && member.is_healthy();
         let slots = if usable { member.slots } else { 0 };
         if slots == 0 && member.offered == 0 {
             return;

@@ -263,7 +263,9 @@ impl Worker {
             return;
         }
         // Before anything else: what was buffered while the process slept must not start.
-        self.look_at_lease(effects);
+        if !(self.canary.is(Bug::StartAfterLease) && matches!(input, Input::Down { .. })) {
+            self.look_at_lease(effects);
+        }
         match input {
             Input::Connected => self.on_connected(effects),
             Input::Disconnected => self.leave(),

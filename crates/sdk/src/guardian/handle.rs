@@ -1,0 +1,336 @@
+//! The worker's side: starts a guardian, tells it what to do, and hears how runs go.
+//!
+//! Three tasks belong to a guardian: one writes orders, one reads reports, one watches the process. If the
+//! guardian dies, or stops while a lease runs out, the last one makes sure that nothing goes on running before
+//! anybody is told.
+
+use std::collections::BTreeSet;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::process::{Pid, set_child_subreaper};
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{sleep, timeout};
+
+use super::estate::kill_estate;
+use super::frames::{
+    Deadline, End, FRAME_BYTES, Failure, FrameReader, Hello, KillAll, Order, Report, Setup, Shutdown, Start,
+    Stop, ToGuardian, ToWorker, Variable, encode,
+};
+use super::{
+    Ended, Event, GuardianError, Instance, KillCause, Options, Outcome, Refusal, RunSpec, STDOUT_BYTES, Seat,
+    boottime_ms, processes,
+};
+
+/// Frames that wait to be written. More callers wait.
+const ORDERS: usize = 64;
+/// Events that wait to be heard. Beyond it the guardian drops lines.
+const EVENTS: usize = 256;
+/// How long a guardian may take to say hello, beside waiting for the lock: it may have to sweep first.
+const HELLO: Duration = Duration::from_secs(20);
+/// How long after the end of a lease a guardian must have said that it killed. One that does not is stopped
+/// itself, and is killed.
+const STALLED_MS: u64 = 2_000;
+/// How often that is looked at.
+const TICK: Duration = Duration::from_millis(200);
+
+/// A guardian that runs. If it is dropped without [`Guardian::shutdown`], the guardian takes the worker for
+/// dead.
+#[derive(Debug)]
+pub struct Guardian {
+    orders: mpsc::Sender<Bytes>,
+    shared: Arc<Shared>,
+    pid: u32,
+    /// Turns true when the process is gone and nothing runs.
+    gone: watch::Receiver<bool>,
+}
+
+/// What the handle and its tasks know together.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The last lease that was ordered, and the last one that the guardian said is over.
+    lease_until_ms: AtomicU64,
+    over_until_ms: AtomicU64,
+    /// An end was ordered, so it is none of ours.
+    shutdown: AtomicBool,
+    /// The guardian speaks nonsense and must end.
+    broken: Notify,
+    /// The runs that have started and not ended.
+    alive: Mutex<BTreeSet<u64>>,
+}
+
+impl Guardian {
+    /// Starts a guardian and waits until its life has begun.
+    ///
+    /// Makes this process a subreaper: what a guardian that was killed leaves behind is handed to it.
+    pub async fn start(
+        options: Options,
+    ) -> Result<(Guardian, Instance, mpsc::Receiver<Event>), GuardianError> {
+        let spawn = |source| GuardianError::Spawn { program: options.program.clone(), source };
+        set_child_subreaper(Some(processes::own_pid())).map_err(|error| spawn(error.into()))?;
+        let mut command = Command::new(&options.program);
+        command.args(&options.args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(spawn)?;
+        let (Some(mut stdin), Some(stdout), Some(pid)) =
+            (child.stdin.take(), child.stdout.take(), child.id())
+        else {
+            return Err(GuardianError::Gone);
+        };
+        let mut reports = FrameReader::new(stdout);
+        let patience = HELLO + options.lock_wait;
+        let setup = order(Order::Setup(setup(&options)))
+            .ok_or_else(|| GuardianError::Setup("the arguments of the trampoline are too long".into()))?;
+        let hello = timeout(patience, async {
+            stdin.write_all(&setup).await.map_err(|_| GuardianError::Gone)?;
+            hello(&mut reports).await
+        });
+        let hello = match hello.await {
+            Ok(Ok(hello)) => hello,
+            failed => {
+                // Nothing runs in it. It must not hold the seat, nor stay a zombie.
+                let _ = child.start_kill();
+                let _ = child.wait().await;
+                return Err(failed.map_or(GuardianError::NoAnswer(patience), |result| {
+                    result.err().unwrap_or(GuardianError::Gone)
+                }));
+            }
+        };
+        let instance = Instance { seat: hello.seat.clone(), token: hello.token, life: hello.life };
+        let shared = Arc::new(Shared::default());
+        let (orders, ordered) = mpsc::channel(ORDERS);
+        let (heard, events) = mpsc::channel(EVENTS);
+        let (gone_sender, gone) = watch::channel(false);
+        tokio::spawn(write_orders(stdin, ordered));
+        tokio::spawn(read_reports(reports, shared.clone(), heard, gone.clone()));
+        tokio::spawn(watch_over(child, shared.clone(), hello, gone_sender));
+        Ok((Guardian { orders, shared, pid, gone }, instance, events))
+    }
+
+    /// The guardian's process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Starts a run. It is answered by [`Event::Started`] and [`Event::Ended`], or by one of
+    /// [`Event::Refused`] and [`Event::Ended`] alone.
+    pub async fn run(&self, spec: RunSpec) -> Result<(), GuardianError> {
+        let id = spec.id;
+        let start = Start {
+            id,
+            command: spec.command.into_iter().map(OsStringExt::into_vec).collect(),
+            env: spec
+                .env
+                .into_iter()
+                .map(|(name, value)| Variable { name: name.into_vec(), value: value.into_vec() })
+                .collect(),
+            payload: spec.payload,
+            deadline_ms: spec.deadline_ms,
+            grace_ms: spec.grace_ms,
+            stdout_limit: spec.stdout_limit.unwrap_or(STDOUT_BYTES) as u64,
+        };
+        let frame = order(Order::Start(start)).ok_or(GuardianError::TooLarge { id, max: FRAME_BYTES })?;
+        self.write(frame).await
+    }
+
+    /// Ends a run: SIGTERM to its process group, and SIGKILL after the grace. One that is not there has
+    /// ended already.
+    pub async fn stop(&self, id: u64, grace_ms: u64) -> Result<(), GuardianError> {
+        self.send(Order::Stop(Stop { id, grace_ms })).await
+    }
+
+    /// Gives a run another deadline, in milliseconds of [`boottime_ms`], or none.
+    pub async fn set_deadline(&self, id: u64, deadline_ms: Option<u64>) -> Result<(), GuardianError> {
+        self.send(Order::Deadline(Deadline { id, deadline_ms })).await
+    }
+
+    /// SIGKILL to all runs. Later ones may start.
+    pub async fn kill_all(&self) -> Result<(), GuardianError> {
+        self.send(Order::KillAll(KillAll {})).await
+    }
+
+    /// Says until when runs may be alive, in milliseconds of [`boottime_ms`]. Past it all are killed, and
+    /// none starts.
+    pub async fn lease(&self, until_ms: u64) -> Result<(), GuardianError> {
+        self.shared.lease_until_ms.store(until_ms, Ordering::Relaxed);
+        self.send(Order::Lease(until_ms)).await
+    }
+
+    /// Ends the guardian. It kills and reaps what is left and frees the seat. The events of that can be
+    /// heard before the channel closes; there is no [`Event::Gone`].
+    pub async fn shutdown(self) -> Result<(), GuardianError> {
+        self.shared.shutdown.store(true, Ordering::Relaxed);
+        // If it is gone already, that is what is waited for below.
+        let _ = self.send(Order::Shutdown(Shutdown {})).await;
+        let mut gone = self.gone.clone();
+        drop(self);
+        gone.wait_for(|&gone| gone).await.map(drop).map_err(|_| GuardianError::Gone)
+    }
+
+    async fn send(&self, what: Order) -> Result<(), GuardianError> {
+        self.write(order(what).ok_or(GuardianError::Gone)?).await
+    }
+
+    async fn write(&self, frame: Bytes) -> Result<(), GuardianError> {
+        if *self.gone.borrow() {
+            return Err(GuardianError::Gone);
+        }
+        self.orders.send(frame).await.map_err(|_| GuardianError::Gone)
+    }
+}
+
+fn setup(options: &Options) -> Setup {
+    let (seat, first_free) = match &options.seat {
+        Seat::Named(seat) => (seat.clone(), false),
+        Seat::FirstFree(name) => (name.clone(), true),
+    };
+    Setup {
+        seat_dir: options.seat_dir.as_os_str().as_bytes().to_vec(),
+        seat,
+        first_free,
+        lock_wait_ms: u64::try_from(options.lock_wait.as_millis()).unwrap_or(u64::MAX),
+        trampoline: options.trampoline.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
+        cgroups: options.cgroups,
+    }
+}
+
+/// An order as a frame, unless it is too long for one.
+fn order(order: Order) -> Option<Bytes> {
+    encode(&ToGuardian { order: Some(order) }).ok()
+}
+
+async fn hello(reports: &mut FrameReader<ChildStdout>) -> Result<Hello, GuardianError> {
+    let speech = |what: String| GuardianError::Speech(what);
+    let message = reports.next::<ToWorker>().await.map_err(|error| speech(error.to_string()))?;
+    match message.map(|message| message.report) {
+        Some(Some(Report::Hello(hello))) => Ok(hello),
+        Some(Some(Report::Failed(failed))) => Err(match failed.failure {
+            Some(Failure::InUse(held)) => GuardianError::SeatInUse { seat: held.seat, pid: held.pid },
+            Some(Failure::NoSeatFree(name)) => GuardianError::NoSeatFree { name },
+            Some(Failure::Leftovers(left)) => GuardianError::Leftovers { seat: left.seat, pids: left.pids },
+            Some(Failure::Other(why)) => GuardianError::Setup(why),
+            None => GuardianError::Setup("it does not say why".into()),
+        }),
+        Some(_) => Err(speech("no hello".into())),
+        None => Err(GuardianError::Setup("it ended at once; see its messages on standard error".into())),
+    }
+}
+
+/// Writes orders until there is nobody to give more, and closes the pipe: the guardian notices.
+async fn write_orders(mut pipe: ChildStdin, mut orders: mpsc::Receiver<Bytes>) {
+    while let Some(frame) = orders.recv().await {
+        if pipe.write_all(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn read_reports(
+    mut reports: FrameReader<ChildStdout>,
+    shared: Arc<Shared>,
+    events: mpsc::Sender<Event>,
+    mut gone: watch::Receiver<bool>,
+) {
+    loop {
+        let event = match reports.next::<ToWorker>().await {
+            Ok(Some(ToWorker { report: Some(report) })) => shared.on_report(report),
+            Ok(None) => break,
+            Ok(Some(ToWorker { report: None })) => Err("a report that says nothing".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        match event {
+            Ok(Some(event)) => {
+                // Nobody listens any more; but what runs is to be known.
+                let _ = events.send(event).await;
+            }
+            Ok(None) => {}
+            Err(nonsense) => {
+                tracing::error!("the guardian is killed, for it says: {nonsense}");
+                shared.broken.notify_one();
+                break;
+            }
+        }
+    }
+    let _ = gone.wait_for(|&gone| gone).await;
+    if !shared.shutdown.load(Ordering::Relaxed) {
+        let _ = events.send(Event::Gone).await;
+    }
+}
+
+impl Shared {
+    fn alive(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a report means to the worker, if anything; or why it makes no sense.
+    fn on_report(&self, report: Report) -> Result<Option<Event>, String> {
+        match report {
+            Report::Hello(_) | Report::Failed(_) => Err("hello, again".into()),
+            Report::LeaseOver(until_ms) => {
+                self.over_until_ms.fetch_max(until_ms, Ordering::Relaxed);
+                Ok(None)
+            }
+            Report::Started(started) => {
+                let pid = Pid::from_raw(started.pid).ok_or("a run with process 0")?;
+                self.alive().insert(started.id);
+                Ok(Some(Event::Started { id: started.id, pid: processes::number(pid) }))
+            }
+            Report::Output(output) => {
+                let line = String::from_utf8_lossy(&output.line).into_owned();
+                Ok(Some(Event::Output { id: output.id, line }))
+            }
+            Report::Ended(end) => {
+                self.alive().remove(&end.id);
+                Ok(Some(Event::Ended(ended(end).ok_or("a run without an outcome")?)))
+            }
+            Report::Refused(refused) => {
+                let why = Refusal::try_from(refused.why).map_err(|error| error.to_string())?;
+                Ok(Some(Event::Refused { id: refused.id, why }))
+            }
+        }
+    }
+
+    /// Whether the guardian should have killed by now and has not said so.
+    fn stalled(&self) -> bool {
+        let until_ms = self.lease_until_ms.load(Ordering::Relaxed);
+        boottime_ms() >= until_ms.saturating_add(STALLED_MS)
+            && self.over_until_ms.load(Ordering::Relaxed) < until_ms
+            && !self.alive().is_empty()
+    }
+}
+
+fn ended(end: End) -> Option<Ended> {
+    let outcome: Outcome = end.outcome?;
+    let killed = end.killed.map(KillCause::try_from).transpose().ok()?;
+    let End { id, stdout, stdout_cut, lines_dropped, .. } = end;
+    Some(Ended { id, outcome, stdout, stdout_cut, lines_dropped, killed })
+}
+
+/// Waits for the guardian's end, kills it when it must be, and kills what it leaves.
+async fn watch_over(mut child: Child, shared: Arc<Shared>, hello: Hello, gone: watch::Sender<bool>) {
+    let guardian = child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+    let orderly = loop {
+        tokio::select! {
+            status = child.wait() => break status.is_ok_and(|status| status.success()),
+            () = shared.broken.notified() => {
+                let _ = child.start_kill();
+            }
+            () = sleep(TICK) => {
+                if shared.stalled() {
+                    let _ = child.start_kill();
+                    tracing::error!("the guardian is killed, for it did not kill when the lease was over");
+                }
+            }
+        }
+    };
+    // One that ended in order has reaped everything first.
+    if !(orderly && shared.shutdown.load(Ordering::Relaxed)) {
+        kill_estate(guardian, &hello).await;
+    }
+    gone.send_replace(true);
+}
