@@ -8,6 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".evenhand.v1.NewTask.payload")
         .bytes(".evenhand.v1.Start.payload")
         .bytes(".evenhand.v1.Ended.result")
+        .bytes(".evenhand.v1.RunEnded.result")
         .bytes(".evenhand.v1.Task.result")
         .compile_fds(files)?;
     Ok(())

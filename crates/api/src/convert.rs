@@ -102,10 +102,6 @@ pub fn parse_run(run: &v1::Run) -> Result<Run, Refusal> {
     let small = |field: &str, n: u32, most: u8| {
         u8::try_from(n).ok().filter(|n| *n <= most).ok_or_else(|| out_of_range(field, n))
     };
-    let attempt = |field: &str, n: u32| {
-        let attempt = u16::try_from(n).ok().filter(|n| (1..=bounds::ATTEMPTS).contains(n));
-        attempt.ok_or_else(|| out_of_range(field, n))
-    };
     let id = run.id.as_ref().ok_or_else(|| Refusal::invalid("id", "is missing"))?;
     let (task, fence) = parse_run_id(id);
     let level: [u8; 16] = run.level[..]
@@ -121,11 +117,17 @@ pub fn parse_run(run: &v1::Run) -> Result<Run, Refusal> {
         level: Level::from_bytes(level),
         key: Key::new(&run.key)?,
         charge: Charge { cost: Cost::new(run.cost_thousandths)?, weight: weight(run.weight_thousandths)? },
-        attempt: attempt("attempt", run.attempt)?,
-        max_attempts: attempt("max_attempts", run.max_attempts)?,
+        attempt: parse_attempt("attempt", run.attempt)?,
+        max_attempts: parse_attempt("max_attempts", run.max_attempts)?,
         fence,
         started: Millis(run.started_ms),
     })
+}
+
+/// The number of an attempt, from the wire.
+pub fn parse_attempt(field: &str, n: u32) -> Result<u16, Refusal> {
+    let attempt = u16::try_from(n).ok().filter(|n| (1..=bounds::ATTEMPTS).contains(n));
+    attempt.ok_or_else(|| out_of_range(field, n))
 }
 
 fn out_of_range(field: &str, n: u32) -> Refusal {

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use bytes::Bytes;
 use evenhand_api::{convert, v1};
 use evenhand_core::life::Outcome;
-use evenhand_core::names::{Millis, ShardId, TaskId};
+use evenhand_core::names::{Key, Millis, Priority, QueueName, ShardId, TaskId};
 use tokio::sync::mpsc;
 
 /// Events that wait for a slow watcher.
@@ -52,18 +52,24 @@ impl Watcher {
 #[derive(Clone, Debug)]
 pub(crate) struct Recent {
     pub(crate) outcome: Outcome,
-    pub(crate) queue: String,
-    pub(crate) key: String,
-    pub(crate) priority: u32,
-    pub(crate) attempt: u32,
-    pub(crate) max_attempts: u32,
+    pub(crate) of: Option<Of>,
     pub(crate) result: Bytes,
     pub(crate) error: String,
 }
 
+/// What is known of an ended task by one of its runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Of {
+    pub(crate) queue: QueueName,
+    pub(crate) key: Key,
+    pub(crate) priority: Priority,
+    pub(crate) attempt: u16,
+    pub(crate) max_attempts: u16,
+}
+
 impl Recent {
     fn bytes(&self) -> usize {
-        size_of::<Recent>() + self.queue.len() + self.key.len() + self.result.len() + self.error.len()
+        size_of::<Recent>() + self.result.len() + self.error.len()
     }
 
     /// The same on the wire.
@@ -73,17 +79,20 @@ impl Recent {
             Outcome::Failed => v1::TaskState::Failed,
             Outcome::Canceled => v1::TaskState::Canceled,
         };
+        let known = self.of.map_or_else(v1::Task::default, |of| v1::Task {
+            queue: of.queue.as_str().into(),
+            key: of.key.as_str().into(),
+            priority: of.priority.0.into(),
+            attempt: of.attempt.into(),
+            max_attempts: of.max_attempts.into(),
+            ..v1::Task::default()
+        });
         v1::Task {
             id: convert::task_id(shard, task),
-            queue: self.queue,
-            key: self.key,
             state: state.into(),
-            priority: self.priority,
-            attempt: self.attempt,
-            max_attempts: self.max_attempts,
             result: (self.outcome == Outcome::Succeeded).then_some(self.result),
             error: self.error,
-            ..v1::Task::default()
+            ..known
         }
     }
 }

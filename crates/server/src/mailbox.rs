@@ -6,10 +6,10 @@ use bytes::Bytes;
 use evenhand_api::v1;
 use evenhand_core::explain::Standing;
 use evenhand_core::life::End;
-use evenhand_core::names::{Fence, QueueName, RequestKey, Seat, SessionId, TaskId};
+use evenhand_core::names::{Fence, Key, QueueId, QueueName, RequestKey, Seat, SessionId, TaskId};
 use evenhand_core::owner::messages::{Beat, Hello};
 use evenhand_core::refusal::Kind;
-use evenhand_core::{Answer, NewTask, Refusal, Run, Task};
+use evenhand_core::{Answer, NewTask, Refusal, Task};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::events::{Recent, Watcher};
@@ -57,46 +57,25 @@ pub(crate) enum Request {
 /// What a worker says.
 #[derive(Debug)]
 pub(crate) enum FromWorker {
-    Hello {
-        session: SessionId,
-        hello: Hello,
-        results: Vec<(TaskId, Fence, Ending)>,
-        outbox: Outbox,
-        address: String,
-    },
-    Beat {
-        session: SessionId,
-        beat: Beat,
-    },
-    Offer {
-        session: SessionId,
-        slots: u32,
-    },
-    Ended {
-        session: SessionId,
-        run: Run,
-        end: End,
-        ending: Ending,
-    },
-    Refused {
-        session: SessionId,
-        task: TaskId,
-        fence: Fence,
-    },
-    Output {
-        task: TaskId,
-        lines: Vec<String>,
-        dropped: u64,
-    },
-    Closed {
-        session: SessionId,
-    },
-    Dead {
-        seat: Seat,
-        token: u64,
-        process: u64,
-    },
+    Hello { session: SessionId, hello: Hello, results: Vec<Ending>, outbox: Outbox, address: String },
+    Beat { session: SessionId, beat: Beat },
+    Offer { session: SessionId, slots: u32 },
+    Ended { session: SessionId, ended: Vec<RunEnded> },
+    Refused { session: SessionId, task: TaskId, fence: Fence },
+    Output { task: TaskId, lines: Vec<String>, dropped: u64 },
+    Closed { session: SessionId },
+    Dead { seat: Seat, token: u64, process: u64 },
     Stop,
+}
+
+/// A run that ended.
+#[derive(Debug)]
+pub(crate) struct RunEnded {
+    pub(crate) task: TaskId,
+    pub(crate) fence: Fence,
+    pub(crate) attempt: u16,
+    pub(crate) end: End,
+    pub(crate) ending: Ending,
 }
 
 /// What a run left behind.
@@ -124,6 +103,9 @@ pub(crate) struct View {
     /// For each queue, the tasks that go next in its lanes.
     pub(crate) first: Vec<Vec<TaskId>>,
     pub(crate) workers: Vec<v1::Worker>,
+    /// Starts since the server began, by queue, and of the busiest keys.
+    pub(crate) started: Vec<(QueueId, u64)>,
+    pub(crate) busiest: Vec<(QueueId, Key, u64)>,
     pub(crate) slots_held: u64,
     pub(crate) runs_alive: u64,
     pub(crate) payload_bytes: usize,

@@ -3,10 +3,9 @@
 //! for, so nothing is counted twice.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use evenhand_core::names::{Key, QueueName};
+use evenhand_core::names::{Key, QueueId};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -49,23 +48,44 @@ struct OfHealth {
 pub(crate) struct Metrics {
     commits: Histogram,
     changes: Histogram,
-    started: Mutex<Started>,
 }
 
-/// Starts, by queue, and by key for those that have most.
+/// Starts, by queue, and by key for those that have most. Counted by the loop, which has them to itself.
 #[derive(Debug, Default)]
-struct Started {
-    queues: HashMap<String, u64>,
-    keys: HashMap<(String, String), u64>,
+pub(crate) struct Starts {
+    queues: HashMap<QueueId, u64>,
+    keys: HashMap<(QueueId, Key), u64>,
 }
 
-impl Started {
+impl Starts {
+    pub(crate) fn count(&mut self, queue: QueueId, key: &Key) {
+        *self.queues.entry(queue).or_default() += 1;
+        if self.keys.len() >= KEYS_COUNTED {
+            self.make_room();
+        }
+        *self.keys.entry((queue, key.clone())).or_default() += 1;
+    }
+
     /// The keys that start least make room: a key that is busy from now on is seen soon.
     fn make_room(&mut self) {
         let mut counts: Vec<u64> = self.keys.values().copied().collect();
         counts.sort_unstable();
         let middle = counts[counts.len() / 2];
         self.keys.retain(|_, count| *count > middle);
+    }
+
+    /// Starts by queue.
+    pub(crate) fn queues(&self) -> Vec<(QueueId, u64)> {
+        self.queues.iter().map(|(queue, count)| (*queue, *count)).collect()
+    }
+
+    /// The busiest keys.
+    pub(crate) fn busiest(&self) -> Vec<(QueueId, Key, u64)> {
+        let mut keys: Vec<_> =
+            self.keys.iter().map(|((queue, key), count)| (*queue, key.clone(), *count)).collect();
+        keys.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| (a.0, &a.1).cmp(&(b.0, &b.1))));
+        keys.truncate(KEYS_SHOWN);
+        keys
     }
 }
 
@@ -74,7 +94,6 @@ impl Metrics {
         Metrics {
             commits: Histogram::new(exponential_buckets(0.0001, 2.0, 18)),
             changes: Histogram::new(exponential_buckets(1.0, 4.0, 9)),
-            started: Mutex::default(),
         }
     }
 
@@ -86,23 +105,6 @@ impl Metrics {
         self.changes.observe(changes as f64);
     }
 
-    pub(crate) fn started(&self, queue: Option<&QueueName>, key: &Key) {
-        let queue = queue.map_or("", |queue| queue.as_str());
-        let mut started = self.lock();
-        match started.queues.get_mut(queue) {
-            Some(count) => *count += 1,
-            None => drop(started.queues.insert(queue.into(), 1)),
-        }
-        if started.keys.len() >= KEYS_COUNTED {
-            started.make_room();
-        }
-        *started.keys.entry((queue.into(), key.as_str().into())).or_default() += 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Started> {
-        self.started.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The page. Without a view, only what does not need one.
     pub(crate) fn page(&self, view: Option<&View>, mailbox_fill: f64) -> String {
         let mut registry = Registry::with_prefix("evenhand");
@@ -111,7 +113,6 @@ impl Metrics {
         let fill = ConstGauge::new(mailbox_fill);
         registry.register("mailbox_fill", "Part of the clients' mailbox in use, 0 to 1", fill);
         registry.register("up", "The shard is here", ConstGauge::new(i64::from(view.is_some())));
-        self.register_started(&mut registry);
         if let Some(view) = view {
             register_view(&mut registry, view);
         }
@@ -119,26 +120,6 @@ impl Metrics {
         // Writing to a string cannot fail.
         let _ = encode(&mut text, &registry);
         text
-    }
-
-    fn register_started(&self, registry: &mut Registry) {
-        let started = self.lock();
-        let queues = Family::<OfQueue, Counter>::default();
-        for (queue, count) in &started.queues {
-            queues.get_or_create(&OfQueue { queue: queue.clone() }).inc_by(*count);
-        }
-        registry.register("tasks_started", "Runs started since the server began", queues);
-        let keys = Family::<OfKey, Gauge>::default();
-        let mut busiest: Vec<_> = started.keys.iter().collect();
-        busiest.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-        for ((queue, key), count) in busiest.into_iter().take(KEYS_SHOWN) {
-            keys.get_or_create(&OfKey { queue: queue.clone(), key: key.clone() }).set(*count as i64);
-        }
-        registry.register(
-            "busiest_key_started",
-            "Runs started of the busiest keys, since they are counted",
-            keys,
-        );
     }
 }
 
@@ -160,6 +141,22 @@ fn register_view(registry: &mut Registry, view: &View) {
             finished.get_or_create(&OfOutcome { queue: queue.name.clone(), outcome }).inc_by(count);
         }
     }
+    let name =
+        |queue: QueueId| view.queues.get(queue.0 as usize).map_or_else(String::new, |q| q.name.clone());
+    let started = Family::<OfQueue, Counter>::default();
+    for &(queue, count) in &view.started {
+        started.get_or_create(&OfQueue { queue: name(queue) }).inc_by(count);
+    }
+    registry.register("tasks_started", "Runs started since the server began", started);
+    let keys = Family::<OfKey, Gauge>::default();
+    for (queue, key, count) in &view.busiest {
+        keys.get_or_create(&OfKey { queue: name(*queue), key: key.as_str().into() }).set(*count as i64);
+    }
+    registry.register(
+        "busiest_key_started",
+        "Runs started of the busiest keys, since they are counted",
+        keys,
+    );
     registry.register("tasks_accepted", "Tasks accepted, ever", accepted);
     registry.register("tasks_finished", "Tasks that ended, ever, by outcome", finished);
     registry.register("tasks_waiting", "Tasks that wait", waiting);

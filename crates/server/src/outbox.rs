@@ -119,6 +119,7 @@ impl Gathering {
             deadlines,
             absence_ms,
             die,
+            queues: _,
         } = &self.down;
         welcome.is_none()
             && answer.is_none()

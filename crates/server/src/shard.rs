@@ -6,7 +6,7 @@
 //! If a commit fails, the owner is dropped with all it knows and the shard is taken again: whoever waits for an
 //! answer is told that it is not known, and every worker says hello again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
-use crate::events::{Events, Recent};
-use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, Request, View};
-use crate::metrics::Metrics;
+use crate::events::{Events, Of, Recent};
+use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, Request, RunEnded, View};
+use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
 
@@ -74,6 +74,8 @@ struct Link {
     numbered: u64,
     address: String,
     gathering: Gathering,
+    /// Queues whose names it has been told.
+    named: HashSet<QueueId>,
 }
 
 /// The loop. See the module's text.
@@ -84,6 +86,7 @@ pub(crate) struct Loop<S> {
     metrics: Arc<Metrics>,
     clock: Clock,
     events: Events,
+    starts: Starts,
     identity: (u64, StoreId),
 }
 
@@ -98,6 +101,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             metrics,
             clock: Clock::new(),
             events: Events::default(),
+            starts: Starts::default(),
             identity: (random, StoreId(store_id)),
         }
     }
@@ -397,20 +401,30 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         match message {
             FromWorker::Hello { session, hello, results, outbox, address } => {
                 let numbered = hello.session;
-                self.links
-                    .insert(session, Link { outbox, numbered, address, gathering: Gathering::default() });
-                for ((run, end), (task, fence, ending)) in hello.ended.iter().zip(results) {
-                    debug_assert_eq!((run.task, run.fence), (task, fence));
-                    self.keep_ending(run, *end, ending);
+                self.links.insert(
+                    session,
+                    Link {
+                        outbox,
+                        numbered,
+                        address,
+                        gathering: Gathering::default(),
+                        named: HashSet::new(),
+                    },
+                );
+                for ((run, end), ending) in hello.ended.iter().zip(results) {
+                    let of = self.about(run);
+                    self.keep_ending(run.task, run.fence, of, *end, ending);
                 }
                 self.step(Input::Hello { session, hello }, effects);
             }
             FromWorker::Beat { session, beat } => self.step(Input::Beat { session, beat }, effects),
             FromWorker::Offer { session, slots } => self.step(Input::Offer { session, slots }, effects),
-            FromWorker::Ended { session, run, end, ending } => {
-                self.keep_ending(&run, end, ending);
-                let Run { task, fence, attempt, .. } = run;
-                self.step(Input::Ended { session, task, fence, attempt, end }, effects);
+            FromWorker::Ended { session, ended } => {
+                for RunEnded { task, fence, attempt, end, ending } in ended {
+                    let of = self.owner.shard().run(task).and_then(|run| self.about(run));
+                    self.keep_ending(task, fence, of, end, ending);
+                    self.step(Input::Ended { session, task, fence, attempt, end }, effects);
+                }
             }
             FromWorker::Refused { session, task, fence } => {
                 self.step(Input::Refused { session, task, fence }, effects);
@@ -442,27 +456,24 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         }
     }
 
-    fn keep_ending(&mut self, run: &Run, end: End, ending: Ending) {
+    fn keep_ending(&mut self, task: TaskId, fence: Fence, of: Option<Of>, end: End, ending: Ending) {
         let outcome = match end {
             End::Succeeded => Outcome::Succeeded,
             End::Failed | End::FailedForGood | End::Lost => Outcome::Failed,
         };
-        let recent = Recent { result: ending.result, error: ending.error, ..self.about(run, outcome) };
-        self.endings.insert(run.task, (run.fence, recent));
+        let Ending { result, error } = ending;
+        self.endings.insert(task, (fence, Recent { outcome, of, result, error }));
     }
 
     /// What is known of a task by one of its runs.
-    fn about(&self, run: &Run, outcome: Outcome) -> Recent {
-        Recent {
-            outcome,
-            queue: self.queue_name(run.lane.queue),
-            key: run.key.as_str().into(),
-            priority: run.lane.priority.0.into(),
-            attempt: run.attempt.into(),
-            max_attempts: run.max_attempts.into(),
-            result: Bytes::new(),
-            error: String::new(),
-        }
+    fn about(&self, run: &Run) -> Option<Of> {
+        Some(Of {
+            queue: self.owner.shard().queue_name(run.lane.queue)?.clone(),
+            key: run.key.clone(),
+            priority: run.lane.priority,
+            attempt: run.attempt,
+            max_attempts: run.max_attempts,
+        })
     }
 
     fn queue_name(&self, queue: QueueId) -> String {
@@ -621,7 +632,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     }
 
     fn start(&mut self, worker: WorkerId, run: Run, work: Option<Work>) {
-        self.shell.metrics.started(self.owner.shard().queue_name(run.lane.queue), &run.key);
+        self.shell.starts.count(run.lane.queue, &run.key);
         // A worker that cannot be reached never starts it, and says so by not naming it in its next hello.
         let Some(&session) = self.reach.get(&worker) else { return };
         if self.shell.events.is_watched(run.task) {
@@ -642,20 +653,25 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
 
     fn tell_started(&mut self, worker: WorkerId, run: &Run) {
         let seat = self.owner.seat(worker).map_or_else(String::new, |seat| seat.as_str().into());
-        let task = v1::Task { seat, ..self.about(run, Outcome::Succeeded).task(SHARD, run.task) };
-        let task = v1::Task { state: v1::TaskState::Running.into(), result: None, ..task };
+        let of = self.about(run);
+        let known = Recent { outcome: Outcome::Succeeded, of, result: Bytes::new(), error: String::new() };
+        let known = known.task(SHARD, run.task);
+        let task = v1::Task { seat, state: v1::TaskState::Running.into(), result: None, ..known };
         let now = self.shell.clock.now();
         self.shell.events.tell(now, run.task, &v1::task_event::Event::Task(task));
     }
 
     fn send_start(&mut self, session: SessionId, run: &Run, work: Work) {
-        let start = v1::Start {
-            run: Some(convert::run(run, work.max_duration_ms)),
-            queue: self.queue_name(run.lane.queue),
-            payload: Bytes::from_owner(work.payload),
-            task_id: convert::task_id(SHARD, run.task),
-        };
-        self.gather(session, |gathering| gathering.start(start));
+        let Some(link) = self.links.get_mut(&session) else { return };
+        let queue = run.lane.queue;
+        let name = if link.named.insert(queue) { self.owner.shard().queue_name(queue) } else { None };
+        let name = name.map(|name| v1::QueueName { id: queue.0, name: name.as_str().into() });
+        let payload = Bytes::from_owner(work.payload);
+        let start = v1::Start { run: Some(convert::run(run, work.max_duration_ms)), payload };
+        self.gather(session, |gathering| {
+            gathering.down.queues.extend(name);
+            gathering.start(start);
+        });
         if self.links.get(&session).is_some_and(|link| link.gathering.is_full()) {
             self.send_gathered();
         }
@@ -668,13 +684,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             && let Some((_, recent)) = self.endings.remove(&task)
             && self.shell.events.is_watched(task)
         {
-            let attempt = (recent.attempt + 1).min(recent.max_attempts);
-            let queued = v1::Task {
-                state: v1::TaskState::Queued.into(),
-                result: None,
-                attempt,
-                ..recent.task(SHARD, task)
-            };
+            let ended = recent.task(SHARD, task);
+            let attempt = (ended.attempt + 1).min(ended.max_attempts);
+            let queued = v1::Task { state: v1::TaskState::Queued.into(), result: None, attempt, ..ended };
             let now = self.shell.clock.now();
             self.shell.events.tell(now, task, &v1::task_event::Event::Task(queued));
         }
@@ -682,15 +694,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
 
     fn finished(&mut self, task: TaskId, outcome: Outcome) {
         let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
-        let unknown = || Recent {
-            outcome,
-            queue: String::new(),
-            key: String::new(),
-            priority: 0,
-            attempt: 0,
-            max_attempts: 0,
-            result: Bytes::new(),
-            error: if outcome == Outcome::Failed { "its worker was lost".into() } else { String::new() },
+        let unknown = || {
+            let lost = "its worker was lost".to_string();
+            let error = if outcome == Outcome::Failed { lost } else { String::new() };
+            Recent { outcome, of: None, result: Bytes::new(), error }
         };
         let now = self.shell.clock.now();
         self.shell.events.ended(now, SHARD, task, ending.unwrap_or_else(unknown));
@@ -764,6 +771,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             first: shard.queue_names().map(|name| shard.first_waiting(name).collect()).collect(),
             queues,
             workers: self.owner.members().map(|member| self.worker(&member)).collect(),
+            started: self.shell.starts.queues(),
+            busiest: self.shell.starts.busiest(),
             slots_held,
             runs_alive,
             payload_bytes: held.payload_bytes,

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use evenhand_api::v1::worker_sessions_server::WorkerSessions;
 use evenhand_api::{ERROR_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
 use evenhand_core::Refusal;
@@ -14,7 +15,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::debug;
 
-use crate::mailbox::{self, Ending, FromWorker, Mailbox};
+use crate::mailbox::{self, Ending, FromWorker, Mailbox, RunEnded};
 use crate::outbox::Outbox;
 use crate::shard::SHARD;
 
@@ -114,7 +115,7 @@ async fn greet(
     speaks(hello.protocol, hello.shard)?;
     let parsed = convert::parse_hello(&hello)?;
     let ends = parsed.ended.iter().zip(hello.ended);
-    let results = ends.map(|((run, _), ended)| (run.task, run.fence, ending(ended))).collect();
+    let results = ends.map(|(_, ended)| ending(ended.result, ended.error)).collect();
     let hello = FromWorker::Hello { session, hello: parsed, results, outbox: outbox.clone(), address };
     Ok(mailbox.hear(hello).await)
 }
@@ -138,10 +139,12 @@ async fn listen(
         if let Some(slots) = slots {
             mailbox.hear(FromWorker::Offer { session, slots }).await;
         }
-        for (n, ended) in ended.into_iter().enumerate() {
-            let parsed = convert::parse_ended(&ended);
-            let (run, end) = parsed.map_err(|refusal| refusal.within(format_args!("ended[{n}]")))?;
-            mailbox.hear(FromWorker::Ended { session, run, end, ending: ending(ended) }).await;
+        if !ended.is_empty() {
+            let parsed = ended.into_iter().enumerate().map(|(n, ended)| {
+                run_ended(ended).map_err(|refusal| refusal.within(format_args!("ended[{n}]")))
+            });
+            let ended = parsed.collect::<Result<Vec<_>, Refusal>>()?;
+            mailbox.hear(FromWorker::Ended { session, ended }).await;
         }
         for id in &refused {
             let (task, fence) = convert::parse_run_id(id);
@@ -157,9 +160,16 @@ async fn listen(
     Ok(())
 }
 
+fn run_ended(ended: v1::RunEnded) -> Result<RunEnded, Refusal> {
+    let v1::RunEnded { run, attempt, end, result, error } = ended;
+    let id = run.ok_or_else(|| Refusal::invalid("run", "is missing"))?;
+    let (task, fence) = convert::parse_run_id(&id);
+    let attempt = convert::parse_attempt("attempt", attempt)?;
+    Ok(RunEnded { task, fence, attempt, end: convert::parse_end(end)?, ending: ending(result, error) })
+}
+
 /// What a run left behind, cut to what is kept of it.
-fn ending(ended: v1::Ended) -> Ending {
-    let v1::Ended { mut result, mut error, .. } = ended;
+fn ending(mut result: Bytes, mut error: String) -> Ending {
     result.truncate(RESULT_BYTES);
     if error.len() > ERROR_BYTES {
         let end = (0..=ERROR_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);

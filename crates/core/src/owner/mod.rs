@@ -176,6 +176,7 @@ impl Owner {
             }
             Input::Refused { session, task, fence } => {
                 if let Some(worker) = self.worker_of(session) {
+                    self.rest_after_refusal(session, effects);
                     self.feed(shard_messages::Input::Refused { worker, task, fence }, effects);
                 }
             }
@@ -253,7 +254,7 @@ impl Owner {
             Some(_) if self.gate != Gate::Open => Some("the start gate is shut"),
             Some(_) if member.unsaved => Some("its join is being saved"),
             Some(_) if member.session.is_none() => Some("it is not connected"),
-            Some(Health::New) => Some("it has just joined"),
+            Some(Health::New) => Some("it has just joined, or refused a task"),
             Some(Health::Unhealthy | Health::MustDie) => Some("it is silent"),
             Some(Health::Healthy) if member.slots == 0 => Some("it offers no slots: it drains"),
             Some(Health::Healthy) => None,
@@ -445,6 +446,18 @@ impl Owner {
         let Some(seat) = self.sessions.get(&session).cloned() else { return };
         if let Some(member) = self.members.get_mut(&seat) {
             member.slots = slots.min(bounds::SLOTS_PER_WORKER);
+            self.offer(&seat, effects);
+        }
+    }
+
+    /// A worker that refuses gets nothing until its next heartbeat: what it refused would come back to it at
+    /// once, and be refused again, as fast as the network allows.
+    fn rest_after_refusal(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
+        let Some(seat) = self.sessions.get(&session).cloned() else { return };
+        if let Some(member) = self.members.get_mut(&seat)
+            && member.is_healthy()
+        {
+            member.health = Some(Health::New);
             self.offer(&seat, effects);
         }
     }

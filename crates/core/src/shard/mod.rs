@@ -364,6 +364,11 @@ impl Shard {
         lanes.into_iter().flatten().filter_map(first).map(|(_, entry)| entry.task)
     }
 
+    /// The run of a task that is alive, if one is.
+    pub fn run(&self, task: TaskId) -> Option<&Run> {
+        self.runs.get(&task).map(|live| &live.run)
+    }
+
     /// What a worker runs, as far as the shard knows.
     pub fn runs_of(&self, worker: WorkerId) -> impl Iterator<Item = &Run> {
         self.runs.values().filter(move |live| live.worker == worker).map(|live| &live.run)

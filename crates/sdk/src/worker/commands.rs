@@ -274,7 +274,7 @@ impl Errand {
         let mut env: Vec<(OsString, OsString)> = Vec::new();
         let mut set = |name: &str, value: String| env.push((name.into(), value.into()));
         set("EVENHAND_TASK_ID", job.task_id);
-        set("EVENHAND_QUEUE", job.queue);
+        set("EVENHAND_QUEUE", job.queue.to_string());
         set("EVENHAND_KEY", job.key);
         set("EVENHAND_ATTEMPT", job.attempt.to_string());
         set("EVENHAND_FENCE", convert::fence_text(job.run.1));

@@ -5,7 +5,9 @@
 //! time is looked at, and past the lease it is dropped where it waits. What does not wait (a loop without an
 //! await) cannot be dropped; for that a thread watches the lease, and kills the process.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -257,7 +259,7 @@ impl Runner for Handlers {
             self.told.retain(|_, tell| !tell.is_closed());
         }
         self.told.insert(run, tell);
-        let handler = self.handlers.get(&job.queue).cloned();
+        let handler = self.handlers.get(&*job.queue).cloned();
         let (shared, happenings, grace) = (self.shared.clone(), self.happenings.clone(), self.grace);
         shared.alive.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(async move {
@@ -271,10 +273,9 @@ impl Runner for Handlers {
                         happenings: happenings.clone(),
                         told: told.clone(),
                     };
-                    // A panic is the handler's, and ends its run alone.
                     let handling =
                         Guarded { handling: handler(job.payload, context), shared: shared.clone() };
-                    bounded(tokio::spawn(handling), told, grace).await
+                    bounded(handling, told, grace).await
                 }
                 None => {
                     let why = format!("no handler serves queue {}", job.queue);
@@ -335,70 +336,54 @@ impl Future for Guarded {
         if self.shared.is_over(0) {
             return Poll::Ready(None);
         }
-        self.handling.as_mut().poll(context).map(Some)
+        // A panic is the handler's, and ends its run alone.
+        match catch_unwind(AssertUnwindSafe(|| self.handling.as_mut().poll(context))) {
+            Ok(polled) => polled.map(Some),
+            Err(panic) => Poll::Ready(Some((End::Failed, Bytes::new(), panic_text(&*panic)))),
+        }
     }
 }
 
-/// Waits for a handler's end, and makes it end at its deadline, when it was stopped, and when the lease is over.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
+    format!("the handler stopped with a panic: {text}")
+}
+
+/// Waits for a handler's end, and makes it end at its deadline, when it was stopped, and when it is to be killed:
+/// dropped where it waits, nothing of it is left.
 async fn bounded(
-    mut handling: tokio::task::JoinHandle<Option<(End, Bytes, String)>>,
-    told: watch::Receiver<Told>,
+    mut handling: Guarded,
+    mut told: watch::Receiver<Told>,
     grace: Duration,
 ) -> Option<(End, Bytes, String)> {
-    let (mut timed, mut stopped, mut killed) = (told.clone(), told.clone(), told);
-    let late = deadline(&mut timed);
-    let stop = order(&mut stopped, Order::Stop);
-    let kill = order(&mut killed, Order::Kill);
-    let why = tokio::select! {
-        ended = &mut handling => return over(ended),
-        () = kill => {
-            handling.abort();
-            // Aborted or not, its end is waited for: only then is nothing of it left.
-            return handling.await.ok().flatten();
-        }
-        ms = late => format!("it took longer than {ms} ms"),
-        () = stop => {
-            if let Ok(ended) = tokio::time::timeout(grace, &mut handling).await {
-                return over(ended);
-            }
-            "it was canceled and did not end in time".to_string()
-        }
-    };
-    handling.abort();
-    match handling.await {
-        Ok(ended) => ended,
-        Err(_) => Some((End::Failed, Bytes::new(), why)),
-    }
-}
-
-/// Waits until a run has taken longer than it may, and says how long that is.
-async fn deadline(told: &mut watch::Receiver<Told>) -> u64 {
     let began = Instant::now();
+    let mut stop_at = None;
     loop {
-        let ms = told.borrow_and_update().max_duration_ms;
+        let Told { order, max_duration_ms } = *told.borrow_and_update();
+        match order {
+            Order::Kill => return None,
+            Order::Stop => stop_at = stop_at.or(Some(Instant::now() + grace)),
+            Order::Go => {}
+        }
+        let late_at = (max_duration_ms > 0).then(|| began + Duration::from_millis(max_duration_ms));
         let over = async {
-            match ms {
-                0 => std::future::pending().await,
-                ms => tokio::time::sleep(Duration::from_millis(ms).saturating_sub(began.elapsed())).await,
+            match [late_at, stop_at].into_iter().flatten().min() {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = over => return ms,
+            biased;
+            ended = &mut handling => return ended,
             Ok(()) = told.changed() => {}
+            () = over => {
+                let why = match stop_at {
+                    Some(at) if late_at.is_none_or(|late| at <= late) => "it was canceled and did not end in time".into(),
+                    Some(_) | None => format!("it took longer than {max_duration_ms} ms"),
+                };
+                return Some((End::Failed, Bytes::new(), why));
+            }
         }
-    }
-}
-
-/// Waits until a run is told this.
-async fn order(told: &mut watch::Receiver<Told>, what: Order) {
-    if told.wait_for(|told| told.order == what).await.is_err() {
-        std::future::pending::<()>().await;
-    }
-}
-
-fn over(ended: Result<Option<(End, Bytes, String)>, tokio::task::JoinError>) -> Option<(End, Bytes, String)> {
-    match ended {
-        Ok(ended) => ended,
-        Err(error) => Some((End::Failed, Bytes::new(), format!("the handler stopped with a panic: {error}"))),
     }
 }

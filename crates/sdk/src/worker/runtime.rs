@@ -3,6 +3,7 @@
 //! being sent.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -47,7 +48,7 @@ pub(crate) type RunKey = (TaskId, Fence);
 pub(crate) struct Job {
     pub(crate) run: RunKey,
     pub(crate) task_id: String,
-    pub(crate) queue: String,
+    pub(crate) queue: Arc<str>,
     pub(crate) key: String,
     pub(crate) attempt: u32,
     pub(crate) payload: Bytes,
@@ -106,6 +107,8 @@ pub(crate) struct Runtime<R> {
     instance: Instance,
     core: core::Worker,
     runner: R,
+    /// The names of queues, as this session's owner numbers them.
+    queues: HashMap<u32, Arc<str>>,
     /// Runs as the server described them.
     runs: HashMap<RunKey, v1::Run>,
     /// Starts that the core has not decided on yet.
@@ -149,6 +152,7 @@ impl<R: Runner> Runtime<R> {
             instance,
             core,
             runner,
+            queues: HashMap::new(),
             runs: HashMap::new(),
             offered: HashMap::new(),
             ended: HashMap::new(),
@@ -288,6 +292,7 @@ impl<R: Runner> Runtime<R> {
     fn on_down(&mut self, down: v1::Down, effects: &mut Vec<Effect>) {
         let v1::Down {
             epoch,
+            queues,
             session,
             welcome,
             answer,
@@ -319,6 +324,7 @@ impl<R: Runner> Runtime<R> {
         if let Some(answer) = answer {
             say(self, Down::Answer { number: answer.number });
         }
+        self.queues.extend(queues.into_iter().map(|queue| (queue.id, queue.name.into())));
         for start in start {
             let parsed = start.run.as_ref().map(convert::parse_run);
             let Some(Ok(run)) = parsed else {
@@ -439,7 +445,13 @@ impl<R: Runner> Runtime<R> {
                 }
                 Effect::Ended { run, .. } => {
                     if let Some(ended) = self.ended.get(&(run.task, run.fence)) {
-                        self.news.ended.push(ended.clone());
+                        self.news.ended.push(v1::RunEnded {
+                            run: Some(convert::run_id(run.task, run.fence)),
+                            attempt: run.attempt.into(),
+                            end: ended.end,
+                            result: ended.result.clone(),
+                            error: ended.error.clone(),
+                        });
                     }
                 }
                 Effect::Refuse { task, fence } => self.news.refused.push(convert::run_id(task, fence)),
@@ -469,8 +481,8 @@ impl<R: Runner> Runtime<R> {
         let Some(run) = start.run else { return };
         self.runner.start(Job {
             run: key,
-            task_id: start.task_id,
-            queue: start.queue,
+            task_id: convert::task_id(SHARD, key.0),
+            queue: self.queues.get(&run.queue_id).cloned().unwrap_or_default(),
             key: run.key.clone(),
             attempt: run.attempt,
             payload: start.payload,
