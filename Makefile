@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run day test lint sim bench clean tools
+.PHONY: help run day test lint sim bench bench-tools clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
@@ -41,8 +41,13 @@ sim: ## a long simulation: SEEDS=20000 START=0
 	cargo run --release -q -p evenhand-sim -- run --seeds $(SEEDS) --start $(START)
 
 # Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
-bench: ## measure core and store: ARGS='core --keys 1000', or ARGS=--help
+bench: $(if $(filter core memory window growth store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
 	cargo run --release -p evenhand-bench -- $(ARGS)
+
+# What `bench` compares: the server, built on its own for the same reason, and beanstalkd.
+bench-tools:
+	cargo build --release -p evenhand-cli
+	@command -v beanstalkd >/dev/null || { apt-get update && apt-get install -y --no-install-recommends beanstalkd; }
 
 clean: ## remove what was built
 	cargo clean

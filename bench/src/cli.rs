@@ -19,6 +19,8 @@ Examples:
   evenhand-bench growth > growth.txt              progress still goes to the terminal
   evenhand-bench store                            the embedded store, up to 10 million tasks (some minutes)
   evenhand-bench store --standing 0 --batches 1000 --tasks 300000    a quick look at it
+  evenhand-bench peers                            the server beside its store and beanstalkd (some minutes)
+  evenhand-bench peers --rounds 1 --seconds 2     a quick look at them
 
 Build it alone and optimized, or the numbers mean nothing:
   cargo run --release -p evenhand-bench -- core";
@@ -53,6 +55,9 @@ pub(crate) enum Command {
     /// The embedded store on a real disk: speed beside a raw file, latencies, room, opening it again.
     #[command(after_help = EXAMPLES)]
     Store(StoreArgs),
+    /// The server beside its own store and beside beanstalkd: tasks per second, and how soon a task runs.
+    #[command(after_help = EXAMPLES)]
+    Peers(PeersArgs),
     /// Opens a store and prints what that took (what `store` runs in processes of their own).
     #[command(hide = true)]
     StoreOpen(StoreOpenArgs),
@@ -193,6 +198,84 @@ impl StoreArgs {
     }
 }
 
+/// What `peers` measures, and with what.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PeersArgs {
+    /// Evenhand's binary, optimized [default: the one beside this program, as in target/release/evenhand].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) evenhand: Option<PathBuf>,
+    /// beanstalkd's.
+    #[arg(long, value_name = "PATH", default_value = "beanstalkd")]
+    pub(crate) beanstalkd: PathBuf,
+    /// Rounds, in which all take turns; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// Tasks of a measurement.
+    #[arg(long, value_name = "T", default_value_t = 200_000,
+        value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    pub(crate) tasks: u64,
+    /// Tasks in one call.
+    #[arg(long, value_name = "N", default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(1..=bounds::TASKS_PER_ENQUEUE as u64))]
+    pub(crate) batch: u64,
+    /// Calls on their way at once.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub(crate) calls: u64,
+    /// Bytes of a task's payload.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(8..=1_000))]
+    pub(crate) payload: u64,
+    /// Keys, which beanstalkd does not have.
+    #[arg(long, value_name = "K", default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) keys: u64,
+    /// Evenhand's workers.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub(crate) workers: u64,
+    /// Slots of each.
+    #[arg(long, value_name = "N", default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(1..=u64::from(bounds::SLOTS_PER_WORKER)))]
+    pub(crate) slots: u64,
+    /// beanstalkd's connections, so many that put and so many that reserve and delete; the best number counts.
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_values_t = [1, 4],
+        value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub(crate) connections: Vec<u64>,
+    /// Commands to beanstalkd in one write.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub(crate) pipeline: u64,
+    /// Single tasks per second, where it is measured how soon a task runs, one part of the table for each.
+    #[arg(long, value_name = "R,R,..", value_delimiter = ',', default_values_t = [1_000, 100],
+        value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) rates: Vec<u64>,
+    /// For how long; and for how long tasks are put into beanstalkd at most.
+    #[arg(long, value_name = "S", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    pub(crate) seconds: u64,
+    /// Where all data is, on a real disk. What is made is removed again.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) dir: PathBuf,
+}
+
+impl Default for PeersArgs {
+    fn default() -> PeersArgs {
+        PeersArgs {
+            evenhand: None,
+            beanstalkd: "beanstalkd".into(),
+            rounds: 3,
+            tasks: 200_000,
+            batch: 1_000,
+            calls: 4,
+            payload: 200,
+            keys: 1_000,
+            workers: 2,
+            slots: 1_000,
+            connections: vec![1, 4],
+            pipeline: 100,
+            rates: vec![1_000, 100],
+            seconds: 4,
+            dir: ".".into(),
+        }
+    }
+}
+
 /// The store to open.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StoreOpenArgs {
@@ -227,9 +310,11 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_of_all_and_of_core_are_the_same() {
+    fn the_defaults_of_all_and_of_one_are_the_same() {
         let Some(Command::Core(args)) = parse("evenhand-bench core").unwrap().command else { panic!() };
         assert_eq!(format!("{args:?}"), format!("{:?}", CoreArgs::default()));
+        let Some(Command::Peers(args)) = parse("evenhand-bench peers").unwrap().command else { panic!() };
+        assert_eq!(format!("{args:?}"), format!("{:?}", PeersArgs::default()));
     }
 
     #[test]
@@ -239,6 +324,8 @@ mod tests {
             ("evenhand-bench store --batches 0", "0 is not in 1..=5000"),
             ("evenhand-bench store --standing none", "invalid value 'none'"),
             ("evenhand-bench store --tasks 1", "1 is not in 1000..=100000000"),
+            ("evenhand-bench peers --connections 0", "0 is not in 1..=1000"),
+            ("evenhand-bench peers --payload 1", "1 is not in 8..=1000"),
             ("evenhand-bench core --keys 10,x", "invalid value 'x'"),
             ("evenhand-bench core --tasks 0", "0 is not in 1..=100000000"),
             ("evenhand-bench core --slots 0", "0 is not in 1..=10000"),

@@ -1,7 +1,8 @@
-//! Evenhand's benchmarks: what the core's decisions cost, in time and in memory, and what the store does.
+//! Evenhand's benchmarks: what the core's decisions cost, in time and in memory, what the store does, and what
+//! the server does beside others.
 //!
-//! The unit of everything but the store is a *cycle*: one task enqueued, one started, one finished, with a backlog that
-//! stays as long as it was. A cycle is all that the core ever does for a task that succeeds.
+//! The unit of everything but the store and the server is a *cycle*: one task enqueued, one started, one finished,
+//! with a backlog that stays as long as it was. A cycle is all that the core ever does for a task that succeeds.
 //!
 //! The story on one page:
 //!
@@ -11,7 +12,8 @@
 //! 3. [`yardstick`]: the simplest fair queue one would write, doing the same cycles in the same run, so
 //!    that a slow machine does not look like a slow core.
 //! 4. [`measure`]: rounds and medians. [`report`]: tables and JSON.
-//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], and [`store`], which stands apart.
+//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`]; and two that stand apart: [`store`], and
+//!    [`peers`], which measures the server.
 //!
 //! Numbers are only worth something from a release build of this package alone: building the whole
 //! workspace at once compiles the simulator's deliberate bugs into the core. The program warns of both.
@@ -22,6 +24,7 @@ mod growth;
 mod load;
 mod measure;
 mod memory;
+mod peers;
 mod report;
 mod rng;
 mod shell;
@@ -71,12 +74,15 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Window(args)) => window::run(Effort::from(args), show),
         Some(Command::Growth(args)) => growth::run(Effort::from(args), show),
         Some(Command::Store(args)) => store::run(args, show),
+        Some(Command::Peers(args)) => peers::run(args, show),
         Some(Command::Resident(_) | Command::StoreOpen(_)) | None => {
+            peers::ready(&Default::default())?;
             speed::run(&Default::default(), show)?;
             memory::run(show)?;
             window::run(Effort::default(), show)?;
             growth::run(Effort::default(), show)?;
-            store::run(&StoreArgs::short(), show)
+            store::run(&StoreArgs::short(), show)?;
+            peers::run(&Default::default(), show)
         }
     }
 }

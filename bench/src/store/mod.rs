@@ -78,6 +78,18 @@ pub(crate) fn run(args: &StoreArgs, show: impl Fn(Report)) -> Result<(), Failure
     Ok(())
 }
 
+/// Tasks that the store alone accepts and finishes per second, in large batches: for what is measured beside it.
+pub(crate) fn alone(dir: &Path, keys: usize, payload: usize, tasks: u64) -> Result<(f64, f64), Failure> {
+    let plan = Plan { scratch: Scratch::new(dir)?, keys, payload, tasks, most_commits: u64::MAX, rounds: 1 };
+    let mut sticks = Yardsticks::create(&plan.scratch)?;
+    let mut owner = plan.open(&plan.scratch.join("store"))?;
+    let mut rate = |work| {
+        let row = rates::measure(&plan, &mut owner, &mut sticks, 0, work, LARGE)?;
+        Ok::<f64, Failure>(row.rate(row.store))
+    };
+    Ok((rate(Work::Accept)?, rate(Work::Finish)?))
+}
+
 /// What a store takes when so many tasks stand, and how long it takes to open.
 struct Room {
     tasks: u64,

@@ -6,6 +6,7 @@
 //! In reading order: `serve`, `worker`, `dev` (what goes on until it is stopped), `client` (what asks a server and
 //! ends), `bench`, `store`; `show` and `table` make what people see, `parse` reads what they type.
 
+mod bench;
 mod client;
 mod dev;
 mod log;
@@ -21,6 +22,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use evenhand::Refusal;
 use evenhand_api::errors;
+
+// Tasks come and go in small pieces, made by one thread and freed by another: see docs/decisions/0007.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A durable, fair task queue and scheduler.
 #[derive(Debug, Parser)]
@@ -69,6 +74,9 @@ enum Command {
     Workers(client::LookArgs),
     /// Show the server: its store, its start gate, its thresholds
     Status(client::LookArgs),
+    /// Measure a server: its speed, its latencies, its fairness
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Look after the directory of an embedded store
     #[command(subcommand)]
     Store(store::Command),
@@ -112,6 +120,7 @@ fn main() -> ExitCode {
         Command::Guardian(args) => return worker::guardian(args),
         Command::Trampoline(args) => return worker::trampoline(args),
         Command::Store(command) => store::run(command).map_err(Failure::new),
+        Command::Bench(command) => block_on(bench::run(command)),
         Command::Dev(args) => block_on(dev::run(args)),
         Command::Serve(args) => block_on(serve::run(args)),
         Command::Worker(args) => block_on(worker::run(args)),

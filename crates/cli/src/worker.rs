@@ -105,7 +105,6 @@ pub(crate) fn failure(error: WorkerError) -> Failure {
     match error {
         WorkerError::Refused(refusal) => refusal.into(),
         WorkerError::Guardian(error) => Failure::new(error),
-        WorkerError::LeaseOver => Failure::new(error),
     }
 }
 

@@ -28,8 +28,7 @@ impl Home {
     async fn new() -> Home {
         let thresholds = Thresholds { heartbeat_ms: 50, unhealthy_after_ms: 2_000, lost_after_ms: 20_000 };
         let settings = Settings { thresholds, ..Settings::default() };
-        let config =
-            Config { listen: "127.0.0.1:0".parse().unwrap(), store: "memory".into(), settings };
+        let config = Config { listen: "127.0.0.1:0".parse().unwrap(), store: "memory".into(), settings };
         let server = Server::start(config, Memory::default()).await.unwrap();
         let url = format!("http://{}", server.addr());
         let client = Client::new(&url).unwrap();
@@ -183,7 +182,8 @@ async fn draining_lets_what_runs_end_and_takes_nothing_more() {
         }
     });
     let worker = tokio::spawn(worker.run());
-    let (first, second) = (home.submit(NewTask::new("first")).await, home.submit(NewTask::new("second")).await);
+    let (first, second) =
+        (home.submit(NewTask::new("first")).await, home.submit(NewTask::new("second")).await);
     running.notified().await;
     home.drain.send(true).unwrap();
     let ended = home.ended(&first);
@@ -201,7 +201,7 @@ async fn a_worker_that_is_wrong_is_told_what_is_wrong() {
     let refused = |worker: Worker| async move {
         match worker.run().await.unwrap_err() {
             WorkerError::Refused(refusal) => (refusal.kind, refusal.field),
-            other => panic!("{other}"),
+            WorkerError::Guardian(error) => panic!("{error}"),
         }
     };
     let nothing = |_: Value, _| async { Ok::<(), Failure>(()) };

@@ -62,7 +62,7 @@ pub const SAY_AGAIN_MS: u64 = 10_000;
 pub const BEATS_IN_FLIGHT: usize = 1_000;
 /// Most ends of runs held while the gate is shut; a worker repeats those beyond it. As many as slots.
 pub const HELD_ENDS: usize = 1_000_000;
-/// Commits that may be in flight at once. The server uses two (one durable soon, one filling).
+/// Commits that may be in flight at once. The server uses one, and fills the next meanwhile.
 pub const COMMITS_IN_FLIGHT: usize = 16;
 /// First wait after a failed read, in milliseconds; it doubles up to [`READ_RETRY_MAX_MS`].
 pub const READ_RETRY_MS: u64 = 10;

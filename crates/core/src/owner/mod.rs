@@ -488,7 +488,7 @@ impl Owner {
     fn on_dead(&mut self, seat: &Seat, token: u64, process: u64, effects: &mut Vec<Effect>) {
         let dead = |member: &Member| member.token == token && member.life.process <= process;
         if !self.stopping && self.members.get(seat).is_some_and(dead) {
-            self.lose(seat, "its guardian says that it is dead", effects);
+            self.lose(seat, "it has ended, with all its runs", effects);
             self.look_at_gate(effects);
         }
     }

@@ -30,9 +30,6 @@ pub enum WorkerError {
     /// The seat or the guardian.
     #[error(transparent)]
     Guardian(#[from] GuardianError),
-    /// The lease was over while handlers ran in this process.
-    #[error("the server was not heard for too long; what ran here must be over before it is run elsewhere")]
-    LeaseOver,
 }
 
 impl From<Refusal> for WorkerError {

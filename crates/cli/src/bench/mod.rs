@@ -1,0 +1,50 @@
+//! `evenhand bench`: what a server does in a second, and how soon. Against a server that runs, or one that it starts
+//! and ends. Every acceptance and every end is on disk before it counts: there is no way to turn that off.
+//!
+//! In reading order: `target` (the server), `load` (calls and workers), `enqueue`, `end_to_end`, `fairness`;
+//! `percentiles` says how long things took.
+
+mod end_to_end;
+mod enqueue;
+mod fairness;
+mod load;
+mod percentiles;
+mod target;
+
+use clap::Subcommand;
+use serde_json::{Map, Value};
+
+use crate::{Done, Failure, serve};
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Tasks accepted per second, and how long a call takes
+    Enqueue(enqueue::Args),
+    /// Tasks accepted and finished per second, and how soon a task runs: server, client and workers together
+    EndToEnd(end_to_end::Args),
+    /// What each key gets while all compete, against what is due to it
+    Fairness(fairness::Args),
+}
+
+pub(crate) async fn run(command: Command) -> Done {
+    let measured = async {
+        match command {
+            Command::Enqueue(args) => enqueue::run(args).await,
+            Command::EndToEnd(args) => end_to_end::run(args).await,
+            Command::Fairness(args) => fairness::run(args).await,
+        }
+    };
+    // Whichever way it ends, the server that was started for it is dropped with it, and that ends it.
+    tokio::select! {
+        done = measured => done,
+        told = serve::told_to_stop() => Err(Failure::new(format!("{}: stopped before it was measured", told?))),
+    }
+}
+
+/// Adds fields to a row.
+fn add(row: &mut Value, fields: Map<String, Value>) {
+    if let Value::Object(row) = row {
+        row.extend(fields);
+    }
+}
