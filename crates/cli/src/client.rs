@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 use crate::table::{count, of, table};
 use crate::{Done, Failure, parse, show};
 
-/// Tasks in one call of a batch, and calls on their way at once.
+/// Tasks in one call of a batch, and their bytes; and calls on their way at once.
 const BATCH: usize = 1_000;
+const BATCH_BYTES: usize = 4 * 1024 * 1024;
 const CALLS: usize = 4;
 
 /// Where the server is.
@@ -206,7 +207,7 @@ async fn follow(client: &Client, id: &str, quiet: bool) -> Result<evenhand::Task
 }
 
 async fn submit_batch(client: &Client, args: &SubmitArgs, file: &PathBuf) -> Done {
-    let (input, bytes): (Box<dyn BufRead + Send>, Option<u64>) = match file.to_str() {
+    let (input, size): (Box<dyn BufRead + Send>, Option<u64>) = match file.to_str() {
         Some("-") => (Box::new(std::io::BufReader::new(std::io::stdin())), None),
         _ => {
             let name = file.display();
@@ -215,9 +216,9 @@ async fn submit_batch(client: &Client, args: &SubmitArgs, file: &PathBuf) -> Don
             (Box::new(std::io::BufReader::new(file)), bytes)
         }
     };
-    let bar = progress(bytes);
+    let bar = progress(size);
     let mut calls = tokio::task::JoinSet::new();
-    let (mut tasks, mut accepted) = (Vec::with_capacity(BATCH), 0);
+    let (mut tasks, mut bytes, mut accepted) = (Vec::with_capacity(BATCH), 0, 0);
     let mut print = |done: Option<Result<Result<evenhand::Enqueued, Refusal>, tokio::task::JoinError>>| {
         let Some(done) = done else { return Ok(()) };
         let enqueued = done.map_err(Failure::new)??;
@@ -238,8 +239,10 @@ async fn submit_batch(client: &Client, args: &SubmitArgs, file: &PathBuf) -> Don
             text: format!("line {}: {what}; lines before it may be accepted", n + 1),
             exit: 2,
         })?;
+        bytes += task.payload_bytes();
         tasks.push(task);
-        if tasks.len() == BATCH {
+        if tasks.len() == BATCH || bytes >= BATCH_BYTES {
+            bytes = 0;
             if calls.len() == CALLS {
                 print(calls.join_next().await)?;
             }

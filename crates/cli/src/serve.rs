@@ -95,7 +95,10 @@ pub(crate) async fn start(
     settings: Settings,
     floor_mib: u64,
 ) -> Result<Server, Failure> {
-    let options = Options { floor: floor_mib << 20, ..Options::default() };
+    // A store that is full to its floor must still have room to open: a few segments of its log.
+    let floor = floor_mib << 20;
+    let segment = (floor / 16).clamp(1 << 20, Options::default().segment);
+    let options = Options { floor, segment, ..Options::default() };
     let dir = data.to_path_buf();
     let opened = tokio::task::spawn_blocking(move || Embedded::open(dir, options)).await;
     let store = opened.map_err(Failure::new)?.map_err(Failure::new)?;

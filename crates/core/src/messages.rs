@@ -287,6 +287,8 @@ pub enum Effect {
     MemberSaved {
         /// The worker.
         worker: WorkerId,
+        /// How long the store says now that it must be waited for.
+        wait_ms: u64,
     },
     /// The mark is durable.
     Marked {

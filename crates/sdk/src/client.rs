@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use evenhand_api::v1::client_client::ClientClient;
 use evenhand_api::{MESSAGE_BYTES, errors, v1};
-use evenhand_core::Refusal;
 use evenhand_core::refusal::Kind;
+use evenhand_core::{Refusal, bounds};
+use prost::Message;
 use serde::Serialize;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, Streaming};
@@ -66,6 +67,11 @@ impl NewTask {
     pub fn max_attempts(mut self, attempts: u32) -> NewTask {
         self.task.max_attempts = Some(attempts);
         self
+    }
+
+    /// Bytes of its payload.
+    pub fn payload_bytes(&self) -> usize {
+        self.task.payload.len()
     }
 
     /// How long one run may take.
@@ -137,6 +143,12 @@ impl Client {
     ) -> Result<Enqueued, Refusal> {
         let tasks = tasks.into_iter().map(|task| task.task).collect();
         let request = v1::EnqueueRequest { queue: queue.into(), tasks, request_id };
+        let bytes = request.encoded_len();
+        if bytes > MESSAGE_BYTES {
+            let most = bounds::PAYLOAD_BYTES_PER_ENQUEUE;
+            let what = format!("are {bytes} bytes; send at most {most} bytes of payload in one call");
+            return Err(Refusal::too_large("tasks", what));
+        }
         let answer = self.call(request, async |mut grpc, request| grpc.enqueue(request).await).await?;
         Ok(Enqueued { ids: answer.ids, created: answer.created })
     }

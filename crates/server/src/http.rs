@@ -3,7 +3,7 @@
 //! has vanished is noticed by pings.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
@@ -35,6 +35,8 @@ const CONNECTIONS: usize = 20_000;
 const STREAMS: u32 = 256;
 /// How long the head of a request may take.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long the first request may take: what says nothing for so long has nothing to say.
+const FIRST_WITHIN: Duration = Duration::from_secs(60);
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PONG_WITHIN: Duration = Duration::from_secs(10);
@@ -103,22 +105,40 @@ pub(crate) async fn serve<S: Store + Clone + 'static>(
         };
         // A small answer must not wait for a larger one.
         drop(stream.set_nodelay(true));
+        let spoken = Arc::new(AtomicBool::new(false));
         let service = hyper_util::service::TowerToHyperService::new(Peer {
             router: router.clone(),
             addr: stream.peer_addr().ok(),
+            spoken: spoken.clone(),
         });
         let watcher = graceful.watcher();
         let builder = builder.clone();
         tokio::spawn(async move {
             let connection =
                 builder.serve_connection(TokioIo::<TcpStream>::new(stream), service).into_owned();
-            if let Err(error) = watcher.watch(connection).await {
+            let mut connection = std::pin::pin!(watcher.watch(connection));
+            let served = tokio::select! {
+                served = &mut connection => served,
+                () = silent(&spoken) => {
+                    debug!("a connection said nothing and is closed");
+                    return;
+                }
+            };
+            if let Err(error) = served {
                 debug!(%error, "a connection broke");
             }
             drop(held);
         });
     }
     graceful.shutdown().await;
+}
+
+/// Returns if there has been no request by the time there should have been one.
+async fn silent(spoken: &AtomicBool) {
+    tokio::time::sleep(FIRST_WITHIN).await;
+    if spoken.load(Ordering::Relaxed) {
+        std::future::pending().await
+    }
 }
 
 /// Says the same thing at most once a minute.
@@ -141,6 +161,8 @@ impl Crowded {
 struct Peer {
     router: axum::Router,
     addr: Option<std::net::SocketAddr>,
+    /// There has been a request.
+    spoken: Arc<AtomicBool>,
 }
 
 impl<B> tower::Service<axum::http::Request<B>> for Peer
@@ -161,6 +183,7 @@ where
     fn call(&mut self, mut request: axum::http::Request<B>) -> Self::Future {
         let info = tonic::transport::server::TcpConnectInfo { local_addr: None, remote_addr: self.addr };
         request.extensions_mut().insert(info);
+        self.spoken.store(true, Ordering::Relaxed);
         tower::Service::call(&mut self.router, request)
     }
 }

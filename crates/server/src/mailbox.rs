@@ -10,7 +10,7 @@ use evenhand_core::names::{Fence, Key, QueueId, QueueName, RequestKey, Seat, Ses
 use evenhand_core::owner::messages::{Beat, Hello};
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, Task};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::events::{Recent, Watcher};
 use crate::outbox::Outbox;
@@ -22,6 +22,20 @@ const REQUEST_BYTES: usize = 256 * 1024 * 1024;
 /// Workers' messages that may wait.
 const FROM_WORKERS: usize = 4_096;
 
+/// Where an answer goes, and the bytes that are held until it is given: also for a caller who has left.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    to: oneshot::Sender<Result<Answer, Refusal>>,
+    _held: Option<OwnedSemaphorePermit>,
+}
+
+impl Reply {
+    /// Answers. A caller that has left is no matter.
+    pub(crate) fn send(self, answer: Result<Answer, Refusal>) {
+        let _ = self.to.send(answer);
+    }
+}
+
 /// What a client wants.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -29,11 +43,11 @@ pub(crate) enum Request {
         queue: QueueName,
         tasks: Vec<NewTask>,
         once: Option<RequestKey>,
-        reply: oneshot::Sender<Result<Answer, Refusal>>,
+        reply: Reply,
     },
     Cancel {
         task: TaskId,
-        reply: oneshot::Sender<Result<Answer, Refusal>>,
+        reply: Reply,
     },
     /// How tasks stand that the store has.
     Explain {
@@ -144,14 +158,15 @@ impl Mailbox {
         once: Option<RequestKey>,
     ) -> Result<Answer, Refusal> {
         let bytes = tasks.iter().map(|task| 256 + task.payload.len()).sum::<usize>().min(REQUEST_BYTES);
-        let Ok(_held) = self.bytes.clone().try_acquire_many_owned(bytes as u32) else {
+        let Ok(held) = self.bytes.clone().try_acquire_many_owned(bytes as u32) else {
             return Err(Refusal::limited("too many bytes are on their way to the store; send this again"));
         };
-        self.ask(|reply| Request::Enqueue { queue, tasks, once, reply }).await?
+        let reply = |to| Reply { to, _held: Some(held) };
+        self.ask(|to| Request::Enqueue { queue, tasks, once, reply: reply(to) }).await?
     }
 
     pub(crate) async fn cancel(&self, task: TaskId) -> Result<Answer, Refusal> {
-        self.ask(|reply| Request::Cancel { task, reply }).await?
+        self.ask(|to| Request::Cancel { task, reply: Reply { to, _held: None } }).await?
     }
 
     pub(crate) async fn explain(&self, tasks: Vec<Task>) -> Result<Vec<Explained>, Refusal> {

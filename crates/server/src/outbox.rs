@@ -13,6 +13,8 @@ use tonic::Status;
 
 /// Bytes of payload after which a message is full.
 const FULL_BYTES: usize = 1024 * 1024;
+/// Messages that may wait to be sent.
+const MESSAGES: usize = 10_000;
 /// Things in it after which it is full.
 const FULL_ITEMS: usize = 1_024;
 
@@ -36,13 +38,25 @@ impl Outbox {
         Outgoing(self.clone())
     }
 
-    /// Has this sent after all before it.
-    pub(crate) fn push(&self, down: v1::Down) {
+    /// Has this sent after all before it. False: more waits than a peer that reads would leave.
+    #[must_use]
+    pub(crate) fn push(&self, down: v1::Down) -> bool {
         let mut state = self.lock();
-        if !state.closed {
-            state.messages.push_back(down);
-            wake(state);
+        if state.closed {
+            return true;
         }
+        if state.messages.len() >= MESSAGES {
+            return false;
+        }
+        state.messages.push_back(down);
+        wake(state);
+        true
+    }
+
+    /// Ends the session at once: what waits is not sent.
+    pub(crate) fn cut(&self) {
+        self.lock().messages.clear();
+        self.close();
     }
 
     /// Ends the session when all is sent.

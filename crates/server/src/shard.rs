@@ -21,15 +21,15 @@ use evenhand_core::names::{
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
 use evenhand_core::owner::{Identity, MemberView, Owner};
-use evenhand_core::{Answer, Refusal, Run, Task, Work};
 use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
+use evenhand_core::{Refusal, Run, Task, Work};
 use evenhand_store::{Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::events::{Events, Of, Recent};
-use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, Request, RunEnded, View};
+use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, Reply, Request, RunEnded, View};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
@@ -42,7 +42,7 @@ const REQUESTS_PER_ROUND: usize = 256;
 /// Changes that close a batch although more could be taken in: a commit should stay a few megabytes.
 const BATCH_CHANGES: usize = 20_000;
 /// How often the store is asked whether it has room.
-const ROOM_EVERY: Duration = Duration::from_millis(500);
+const ROOM_EVERY: Duration = Duration::from_millis(100);
 /// How often watchers who have left are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// Between two tries to take the shard.
@@ -87,6 +87,8 @@ pub(crate) struct Loop<S> {
     clock: Clock,
     events: Events,
     starts: Starts,
+    /// The server was told to stop.
+    stopping: bool,
     identity: (u64, StoreId),
 }
 
@@ -102,6 +104,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             clock: Clock::new(),
             events: Events::default(),
             starts: Starts::default(),
+            stopping: false,
             identity: (random, StoreId(store_id)),
         }
     }
@@ -112,6 +115,9 @@ impl<S: Store + Clone + 'static> Loop<S> {
             let Some((owner, effects)) = self.take().await? else { return Ok(()) };
             match Owned::new(&mut self, owner).run(effects).await? {
                 Over::Stopped => return Ok(()),
+                Over::Again(why) if self.stopping => {
+                    return Err(ServerError::Store(format!("{why}; what runs is not saved")));
+                }
                 Over::Again(why) => warn!(%why, "a commit failed: the shard is dropped and taken again"),
             }
         }
@@ -171,7 +177,7 @@ async fn refuse_all(inbox: &mut Inbox) {
             Some(message) = inbox.workers.recv() => match message {
                 FromWorker::Stop => return,
                 FromWorker::Hello { outbox, hello, .. } => {
-                    outbox.push(die(0, hello.session, &mailbox::taking(), Then::Retry));
+                    let _ = outbox.push(die(0, hello.session, &mailbox::taking(), Then::Retry));
                     outbox.close();
                 }
                 FromWorker::Beat { .. }
@@ -190,7 +196,7 @@ async fn refuse_all(inbox: &mut Inbox) {
 fn refuse(request: Request) {
     match request {
         Request::Enqueue { reply, .. } | Request::Cancel { reply, .. } => {
-            drop(reply.send(Err(mailbox::taking())));
+            reply.send(Err(mailbox::taking()));
         }
         // Their callers hear that there is no answer.
         Request::Explain { .. } | Request::Ended { .. } | Request::Watch { .. } | Request::Look { .. } => {}
@@ -224,13 +230,15 @@ struct Owned<'a, S> {
     reach: HashMap<WorkerId, SessionId>,
     /// Sessions for which something has gathered.
     gathered: Vec<SessionId>,
-    replies: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
+    replies: HashMap<RequestId, Reply>,
     next_request: u64,
     /// Runs whose payload is being read, and whether they were stopped meanwhile.
     fetching: HashMap<(TaskId, Fence), bool>,
     /// What ended runs left behind, until it is known what becomes of their tasks.
     endings: HashMap<TaskId, (Fence, Recent)>,
     commit: Option<(CommitId, Instant, Commit)>,
+    /// Who asked how a task ended, and waits for the commit that is on its way.
+    asked: Vec<(TaskId, oneshot::Sender<Option<Recent>>)>,
     to_back: mpsc::UnboundedSender<Back>,
     back: Option<mpsc::UnboundedReceiver<Back>>,
     wake: Option<Millis>,
@@ -254,6 +262,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             fetching: HashMap::new(),
             endings: HashMap::new(),
             commit: None,
+            asked: Vec::new(),
             to_back,
             back: Some(back),
             wake: None,
@@ -368,13 +377,17 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         result?;
         self.shell.metrics.committed(began.elapsed());
         self.step(Input::Shard(ShardInput::Committed { commit }), effects);
+        self.perform(effects);
+        for (task, reply) in std::mem::take(&mut self.asked) {
+            drop(reply.send(self.shell.events.recent(task).cloned()));
+        }
         Ok(())
     }
 
     fn close_sessions(&mut self) {
         let epoch = self.owner.shard().epoch().0;
         for link in self.links.values() {
-            link.outbox.push(die(epoch, link.numbered, &mailbox::taking(), Then::Retry));
+            let _ = link.outbox.push(die(epoch, link.numbered, &mailbox::taking(), Then::Retry));
             link.outbox.close();
         }
     }
@@ -411,18 +424,30 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                         named: HashSet::new(),
                     },
                 );
-                for ((run, end), ending) in hello.ended.iter().zip(results) {
-                    let of = self.about(run);
-                    self.keep_ending(run.task, run.fence, of, *end, ending);
-                }
+                let ended: Vec<_> = hello.ended.iter().zip(results).collect();
+                let endings: Vec<_> = ended
+                    .into_iter()
+                    .map(|((run, end), ending)| (run.task, run.fence, self.about(run), *end, ending))
+                    .collect();
                 self.step(Input::Hello { session, hello }, effects);
+                if self.owner.is_session(session) {
+                    for (task, fence, of, end, ending) in endings {
+                        self.keep_ending(task, fence, of, end, ending);
+                    }
+                }
             }
             FromWorker::Beat { session, beat } => self.step(Input::Beat { session, beat }, effects),
             FromWorker::Offer { session, slots } => self.step(Input::Offer { session, slots }, effects),
             FromWorker::Ended { session, ended } => {
                 for RunEnded { task, fence, attempt, end, ending } in ended {
-                    let of = self.owner.shard().run(task).and_then(|run| self.about(run));
-                    self.keep_ending(task, fence, of, end, ending);
+                    // What nobody counts on leaves nothing behind.
+                    let run = self.owner.shard().run(task).filter(|run| run.fence == fence);
+                    if let Some(run) = run
+                        && self.owner.is_session(session)
+                    {
+                        let of = self.about(run);
+                        self.keep_ending(task, fence, of, end, ending);
+                    }
                     self.step(Input::Ended { session, task, fence, attempt, end }, effects);
                 }
             }
@@ -439,6 +464,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             FromWorker::Stop => {
                 self.stopping = true;
+                self.shell.stopping = true;
                 self.step(Input::Stop, effects);
             }
         }
@@ -462,6 +488,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             End::Failed | End::FailedForGood | End::Lost => Outcome::Failed,
         };
         let Ending { result, error } = ending;
+        if self.endings.get(&task).is_some_and(|(kept, _)| *kept > fence) {
+            return; // of a run before that one
+        }
         self.endings.insert(task, (fence, Recent { outcome, of, result, error }));
     }
 
@@ -483,7 +512,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     fn on_request(&mut self, request: Request, effects: &mut Vec<Effect>) {
         match request {
             Request::Enqueue { reply, .. } | Request::Cancel { reply, .. } if self.stopping => {
-                drop(reply.send(Err(mailbox::stopping())));
+                reply.send(Err(mailbox::stopping()));
             }
             Request::Enqueue { queue, tasks, once, reply } => {
                 let request = self.await_answer(reply);
@@ -498,13 +527,18 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 let explained = tasks.into_iter().zip(standings).map(|(task, how)| self.explain(task, how));
                 drop(reply.send(explained.collect()));
             }
-            Request::Ended { task, reply } => drop(reply.send(self.shell.events.recent(task).cloned())),
+            Request::Ended { task, reply } => match self.shell.events.recent(task) {
+                Some(recent) => drop(reply.send(Some(recent.clone()))),
+                // The store may have forgotten it by the commit that is on its way back to us.
+                None if self.commit.is_some() => self.asked.push((task, reply)),
+                None => drop(reply.send(None)),
+            },
             Request::Watch { task, watcher } => self.shell.events.watch(task, watcher),
             Request::Look { reply } => drop(reply.send(self.view())),
         }
     }
 
-    fn await_answer(&mut self, reply: oneshot::Sender<Result<Answer, Refusal>>) -> RequestId {
+    fn await_answer(&mut self, reply: Reply) -> RequestId {
         self.next_request += 1;
         let request = RequestId(self.next_request);
         self.replies.insert(request, reply);
@@ -539,7 +573,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     let epoch = self.owner.shard().epoch().0;
                     self.send_gathered();
                     if let Some(link) = self.links.remove(&session) {
-                        link.outbox.push(die(epoch, link.numbered, &refusal, then));
+                        let _ = link.outbox.push(die(epoch, link.numbered, &refusal, then));
                         link.outbox.close();
                     }
                 }
@@ -609,7 +643,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             ShardEffect::Answer { request, answer } => {
                 if let Some(reply) = self.replies.remove(&request) {
-                    drop(reply.send(answer)); // a caller that has left is no matter
+                    reply.send(answer);
                 }
             }
             ShardEffect::Finished { task, outcome } => self.finished(task, outcome),
@@ -725,7 +759,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 let mut down = std::mem::take(&mut link.gathering).down;
                 down.epoch = epoch;
                 down.session = link.numbered;
-                link.outbox.push(down);
+                if !link.outbox.push(down) {
+                    // It does not read: its connection is cut, and it says hello again.
+                    link.outbox.cut();
+                }
             }
         }
     }

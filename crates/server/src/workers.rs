@@ -50,7 +50,7 @@ impl WorkerSessions for Workers {
             };
             if let Err(refusal) = said {
                 debug!(%session, why = %refusal, "a worker's session is refused");
-                outbox.push(die(&refusal));
+                let _ = outbox.push(die(&refusal));
             }
             outbox.close();
             mailbox.hear(FromWorker::Closed { session }).await;
@@ -170,7 +170,8 @@ fn run_ended(ended: v1::RunEnded) -> Result<RunEnded, Refusal> {
 
 /// What a run left behind, cut to what is kept of it.
 fn ending(mut result: Bytes, mut error: String) -> Ending {
-    result.truncate(RESULT_BYTES);
+    // A copy of its own: what came with it in the same message must not be kept for it.
+    result = Bytes::copy_from_slice(&result[..result.len().min(RESULT_BYTES)]);
     if error.len() > ERROR_BYTES {
         let end = (0..=ERROR_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
         error.truncate(end);

@@ -14,6 +14,11 @@ pub const RATE_ERROR_PERCENT: u64 = 1;
 const MARGIN_PART: u64 = 10;
 const MARGIN_MIN_MS: u64 = 100;
 
+/// How long somebody must wait for what lasts so long by another's clock: his may be fast, the other slow.
+pub fn waited_ms(lasts_ms: u64) -> u64 {
+    lasts_ms.saturating_mul(100 + RATE_ERROR_PERCENT).div_ceil(100 - RATE_ERROR_PERCENT)
+}
+
 /// When a worker counts as what, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
@@ -109,6 +114,18 @@ mod tests {
             let lives = lease / 0.99;
             let lost = lost_after_ms as f64 / 1.01;
             assert!(lives + 0.05 * lost_after_ms as f64 <= lost, "{lost_after_ms}: {lives} {lost}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_lost_in_an_absence_however_long() {
+        for absence_ms in [0, 1, 500, 60_000, 300_000, 24 * 3_600_000] {
+            for lost_after_ms in [500, 1_000, 60_000] {
+                let thresholds = Thresholds { lost_after_ms, ..Thresholds::default() };
+                let lives = (thresholds.lease_ms() + absence_ms) as f64 / 0.99;
+                let lost = (lost_after_ms + waited_ms(absence_ms)) as f64 / 1.01;
+                assert!(lives + 0.05 * lost_after_ms as f64 <= lost, "{absence_ms}: {lives} {lost}");
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use super::health::Health;
 use super::messages::{Hello, Then};
 use crate::backlog::Weight;
 use crate::change::MemberRecord;
-use crate::names::{Life, Millis, QueueName, SessionId, WorkerId};
+use crate::names::{Fence, Life, Millis, QueueName, SessionId, TaskId, WorkerId};
 use crate::refusal::{Kind, Refusal};
 
 /// A worker that the shard counts on.
@@ -36,6 +36,8 @@ pub(super) struct Member {
     pub(super) confirmed: bool,
     /// What the shard was last told that it offers.
     pub(super) offered: u32,
+    /// Runs it named in its hello that it shall stop, as soon as it is welcome.
+    pub(super) stop: Vec<(TaskId, Fence)>,
 }
 
 /// What becomes of a hello, given who has the seat.
@@ -71,6 +73,7 @@ impl Member {
             unsaved: false,
             confirmed: false,
             offered: 0,
+            stop: Vec::new(),
         }
     }
 

@@ -241,6 +241,11 @@ impl Owner {
         })
     }
 
+    /// Whether a connection is a worker's newest session.
+    pub fn is_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     /// The seat of a worker.
     pub fn seat(&self, worker: WorkerId) -> Option<&Seat> {
         self.workers.get(&worker)
@@ -316,6 +321,10 @@ impl Owner {
             );
             return Err((Refusal::new(Kind::Conflict, "epoch", message).after(5_000), Then::Retry));
         }
+        if !self.members.contains_key(&hello.seat) && self.members.len() >= bounds::WORKERS {
+            let refusal = Refusal::limited(format!("there are {} workers already", bounds::WORKERS));
+            return Err((refusal.after(5_000), Then::Retry));
+        }
         let known = self.members.get(&hello.seat).map_or(WorkerId(0), |member| member.worker);
         self.shard.may_join(known, hello.slots, &hello.queues).map_err(|refusal| (refusal, Then::Exit))
     }
@@ -363,7 +372,14 @@ impl Owner {
         let runs = self.shard.runs_of(worker).map(|run| (run.task, run.fence));
         let denied: Vec<(TaskId, Fence)> = runs.filter(|run| !named.contains(run)).collect();
         let Hello { running, ended, .. } = hello;
+        let from = effects.len();
         self.feed(shard_messages::Input::Report { worker, running, ended }, effects);
+        // It hears nothing before its welcome, so what it is to stop is kept until then.
+        let stop: Vec<(TaskId, Fence)> =
+            effects[from..].iter().filter_map(|effect| stop_of(effect, worker)).collect();
+        if let Some(member) = self.members.get_mut(seat) {
+            member.stop = stop;
+        }
         for (task, fence) in denied {
             self.feed(shard_messages::Input::Refused { worker, task, fence }, effects);
         }
@@ -406,6 +422,12 @@ impl Owner {
         if let (Some(session), false) = (member.session, self.stopping) {
             let (store, thresholds) = (self.store, self.settings.thresholds);
             effects.push(Effect::Welcome { session, worker, store, thresholds });
+            // What was to be stopped before it could be told.
+            let stop = std::mem::take(&mut member.stop);
+            let canceled = self.shard.canceled_runs_of(worker).map(|run| (run.task, run.fence));
+            for (task, fence) in canceled.chain(stop) {
+                effects.push(Effect::Shard(shard_messages::Effect::Stop { worker, task, fence }));
+            }
             self.offer(&seat, effects);
         }
     }
@@ -609,7 +631,9 @@ impl Owner {
         }
         let mut records = Vec::new();
         for (seat, member) in &self.members {
-            let absence_ms = if member.session.is_some() { self.settings.absence_ms } else { 0 };
+            // The worker counts its absence by its own clock.
+            let absence_ms =
+                if member.session.is_some() { health::waited_ms(self.settings.absence_ms) } else { 0 };
             let record = MemberRecord {
                 token: member.token,
                 life: member.life,
@@ -659,9 +683,11 @@ impl Owner {
         self.shard.step(self.now, input, &mut inner);
         for effect in inner.drain(..) {
             match effect {
-                shard_messages::Effect::MemberSaved { worker } => {
-                    let waits = |seat: &Seat| self.members.get(seat).is_some_and(|member| member.unsaved);
-                    if self.workers.get(&worker).is_some_and(waits) {
+                shard_messages::Effect::MemberSaved { worker, wait_ms } => {
+                    // An earlier save may say less than the welcome would grant: its own is on the way.
+                    let enough = |member: &Member| member.unsaved && wait_ms >= member.wait_ms;
+                    let enough = |seat: &Seat| self.members.get(seat).is_some_and(enough);
+                    if self.workers.get(&worker).is_some_and(enough) {
                         self.welcome(worker, effects);
                     }
                 }
@@ -735,6 +761,22 @@ impl Owner {
     }
 }
 
+/// What this effect has a worker stop.
+fn stop_of(effect: &Effect, of: WorkerId) -> Option<(TaskId, Fence)> {
+    match effect {
+        Effect::Shard(shard_messages::Effect::Stop { worker, task, fence }) if *worker == of => {
+            Some((*task, *fence))
+        }
+        Effect::Shard(_)
+        | Effect::Welcome { .. }
+        | Effect::Refuse { .. }
+        | Effect::Answer { .. }
+        | Effect::Absence { .. }
+        | Effect::Stopped
+        | Effect::Note(_) => None,
+    }
+}
+
 /// How the start gate stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateView {
@@ -774,3 +816,6 @@ pub struct MemberView<'a> {
     /// Why it gets no work, if it gets none.
     pub why_not: Option<&'static str>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,8 @@ impl Shard {
         }
         if let Some(live) = self.runs.get_mut(&run.task) {
             let (other, fence) = (live.worker, live.run.fence);
-            if run.fence <= fence {
+            let place = |run: &Run| (run.lane, run.level);
+            if run.fence <= fence || place(&run) != place(&live.run) || run.key != live.run.key {
                 return false;
             }
             // Of two runs of a task the newer one counts.
@@ -221,8 +222,9 @@ impl Shard {
         effects: &mut Vec<Effect>,
     ) {
         self.seats.insert(worker, seat.clone());
+        let wait_ms = record.wait_ms;
         self.batch.changes.push(Change::Member { seat, record: Some(record) });
-        self.after_commit(Effect::MemberSaved { worker }, effects);
+        self.after_commit(Effect::MemberSaved { worker, wait_ms }, effects);
     }
 
     /// Takes a run out of the books and frees its slot.
@@ -431,9 +433,10 @@ impl Shard {
     fn cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
         match self.runs.get_mut(&task) {
             Some(live) => {
-                live.cancel = true;
                 let (worker, fence) = (live.worker, live.run.fence);
-                effects.push(Effect::Stop { worker, task, fence });
+                if !std::mem::replace(&mut live.cancel, true) {
+                    effects.push(Effect::Stop { worker, task, fence });
+                }
                 effects.push(Effect::Answer { request, answer: Ok(Answer::Stopping) });
             }
             None => self.read_task_for(task, Waiter::Cancel(request), effects),

@@ -106,6 +106,13 @@ pub enum Input {
         /// How it ended; None if it was killed because the lease was over.
         end: Option<End>,
     },
+    /// A run was not started after all, and will not be.
+    NotStarted {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+    },
     /// Take no more work, and end when what runs has ended and is acknowledged.
     Drain,
     /// Time has passed.
@@ -219,6 +226,8 @@ pub struct Worker {
     /// The lease is over, and what ran is being killed; then it joins anew.
     killing: bool,
     draining: bool,
+    /// The heartbeat after the first one that followed the word that nothing is offered.
+    drained_beat: u64,
     exited: bool,
     wake: Option<Millis>,
 }
@@ -251,6 +260,7 @@ impl Worker {
             ended: BTreeMap::new(),
             killing: false,
             draining: false,
+            drained_beat: 0,
             exited: false,
             wake: None,
         }
@@ -271,10 +281,11 @@ impl Worker {
             Input::Disconnected => self.leave(),
             Input::Down { epoch, session, down } => self.on_down(epoch, session, down, effects),
             Input::Ended { task, fence, end } => self.on_ended(task, fence, end, effects),
+            Input::NotStarted { task, fence } => self.on_not_started(task, fence, effects),
             Input::Drain => self.on_drain(effects),
             Input::Tick => self.on_tick(effects),
         }
-        if self.draining && self.running.is_empty() && self.ended.is_empty() {
+        if self.draining && self.running.is_empty() && self.ended.is_empty() && self.is_unoffered() {
             self.exited = true;
             effects.push(Effect::Exit(Exit::Drained));
         }
@@ -299,6 +310,11 @@ impl Worker {
     /// A connection is of use: it is neither killing its runs nor over.
     pub fn wants_session(&self) -> bool {
         self.phase == Phase::Away && !self.killing && !self.exited
+    }
+
+    /// What runs is being killed, because the lease is over.
+    pub fn is_killing(&self) -> bool {
+        self.killing
     }
 
     /// Until when everything may live.
@@ -348,6 +364,11 @@ impl Worker {
         if self.draining { 0 } else { self.offer.slots }
     }
 
+    /// The owner knows that nothing is offered any more, so no start is on its way.
+    fn is_unoffered(&self) -> bool {
+        self.phase != Phase::In || self.last_answer + 1 >= self.drained_beat
+    }
+
     fn leave(&mut self) {
         self.phase = Phase::Away;
     }
@@ -369,7 +390,12 @@ impl Worker {
                 self.store = Some(store);
                 self.thresholds = thresholds;
                 self.answered(sent, effects);
+                if self.draining {
+                    effects.push(Effect::Offer { slots: 0 });
+                }
+                self.say_again(effects);
                 self.beat(effects);
+                self.drained_beat = self.next_beat;
             }
             (Down::Die { then }, Phase::Greeting(_) | Phase::In) => self.on_die(then, effects),
             (Down::Answer { number }, Phase::In) => self.on_answer(number, effects),
@@ -466,13 +492,28 @@ impl Worker {
     }
 
     fn on_ended(&mut self, task: TaskId, fence: Fence, end: Option<End>, effects: &mut Vec<Effect>) {
+        // Killed although this side knows of no end of the lease: whoever guards it does. The owner still counts
+        // on the run, so it must hear of its end.
+        let end = if self.killing { end } else { end.or(Some(End::Failed)) };
         if self.running.get(&task).is_some_and(|run| run.fence == fence)
             && let Some(run) = self.running.remove(&task)
             && let Some(end) = end
         {
-            self.ended.insert((task, fence), (run.clone(), end, self.now));
+            let said = if self.phase == Phase::In { self.now } else { Millis(0) };
+            self.ended.insert((task, fence), (run.clone(), end, said));
             if self.phase == Phase::In {
                 effects.push(Effect::Ended { run, end });
+            }
+        }
+        self.look_at_killed();
+    }
+
+    fn on_not_started(&mut self, task: TaskId, fence: Fence, effects: &mut Vec<Effect>) {
+        if self.running.get(&task).is_some_and(|run| run.fence == fence) {
+            self.running.remove(&task);
+            // An owner that is not there is told by the next hello, which does not name it.
+            if self.phase == Phase::In {
+                effects.push(Effect::Refuse { task, fence });
             }
         }
         self.look_at_killed();
@@ -481,6 +522,9 @@ impl Worker {
     fn on_drain(&mut self, effects: &mut Vec<Effect>) {
         if !std::mem::replace(&mut self.draining, true) && self.phase == Phase::In {
             effects.push(Effect::Offer { slots: 0 });
+            // When this one is answered, the owner knows; what it sent before has arrived.
+            self.beat(effects);
+            self.drained_beat = self.next_beat;
         }
     }
 

@@ -92,6 +92,23 @@ fn a_result_that_came_while_it_was_killing_is_kept() {
 }
 
 #[test]
+fn a_run_that_was_killed_inside_the_lease_is_said_to_have_failed() {
+    let mut worker = at_work();
+    let (task, fence) = (TaskId(1), run(1, 1).fence);
+    let effects = step(&mut worker, 200, Input::Ended { task, fence, end: None });
+    assert_eq!(effects, [Effect::Ended { run: run(1, 1), end: End::Failed }]);
+}
+
+#[test]
+fn a_run_that_could_not_be_started_is_refused() {
+    let mut worker = at_work();
+    let (task, fence) = (TaskId(1), run(1, 1).fence);
+    let effects = step(&mut worker, 200, Input::NotStarted { task, fence });
+    assert_eq!(effects, [Effect::Refuse { task, fence }]);
+    assert_eq!(worker.running().count(), 0);
+}
+
+#[test]
 fn an_end_is_said_again_until_it_is_acknowledged() {
     let mut worker = at_work();
     let fence = run(1, 1).fence;
@@ -137,12 +154,15 @@ fn an_absence_makes_the_lease_longer_until_the_next_welcome() {
 fn it_drains_when_all_has_ended_and_is_acknowledged() {
     let mut worker = at_work();
     let fence = run(1, 1).fence;
-    assert_eq!(step(&mut worker, 200, Input::Drain), [Effect::Offer { slots: 0 }]);
+    let beat = Effect::Beat(Beat { number: 2, answered: 0 });
+    assert_eq!(step(&mut worker, 200, Input::Drain), [Effect::Offer { slots: 0 }, beat]);
     let refuse = Effect::Refuse { task: TaskId(2), fence: run(2, 2).fence };
     assert_eq!(down(&mut worker, 210, Down::Start { run: run(2, 2) }), [refuse]);
     step(&mut worker, 220, Input::Ended { task: TaskId(1), fence, end: Some(End::Succeeded) });
-    let effects = down(&mut worker, 230, Down::Acknowledge { task: TaskId(1), fence });
-    assert!(effects.contains(&Effect::Exit(Exit::Drained)));
+    let forget = Effect::Forget { task: TaskId(1), fence };
+    assert_eq!(down(&mut worker, 230, Down::Acknowledge { task: TaskId(1), fence }), [forget]);
+    // Only when the owner is known to know: a start could be on its way.
+    assert_eq!(down(&mut worker, 240, Down::Answer { number: 2 }), [Effect::Exit(Exit::Drained)]);
 }
 
 #[test]

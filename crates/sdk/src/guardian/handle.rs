@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::process::{Pid, set_child_subreaper};
@@ -36,7 +36,7 @@ const EVENTS: usize = 256;
 const HELLO: Duration = Duration::from_secs(20);
 /// How long after the end of a lease a guardian must have said that it killed. One that does not is stopped
 /// itself, and is killed.
-const STALLED_MS: u64 = 2_000;
+const STALLED: Duration = Duration::from_secs(2);
 /// How often that is looked at.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -298,7 +298,7 @@ impl Shared {
     /// Whether the guardian should have killed by now and has not said so.
     fn stalled(&self) -> bool {
         let until_ms = self.lease_until_ms.load(Ordering::Relaxed);
-        boottime_ms() >= until_ms.saturating_add(STALLED_MS)
+        boottime_ms() >= until_ms
             && self.over_until_ms.load(Ordering::Relaxed) < until_ms
             && !self.alive().is_empty()
     }
@@ -314,6 +314,7 @@ fn ended(end: End) -> Option<Ended> {
 /// Waits for the guardian's end, kills it when it must be, and kills what it leaves.
 async fn watch_over(mut child: Child, shared: Arc<Shared>, hello: Hello, gone: watch::Sender<bool>) {
     let guardian = child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+    let mut stalled_since = None;
     let orderly = loop {
         tokio::select! {
             status = child.wait() => break status.is_ok_and(|status| status.success()),
@@ -321,7 +322,10 @@ async fn watch_over(mut child: Child, shared: Arc<Shared>, hello: Hello, gone: w
                 let _ = child.start_kill();
             }
             () = sleep(TICK) => {
-                if shared.stalled() {
+                // Looked at again and again before it is believed: whoever has slept may have been this process,
+                // with the guardian's word waiting to be read.
+                stalled_since = if shared.stalled() { stalled_since.or(Some(Instant::now())) } else { None };
+                if stalled_since.is_some_and(|since| since.elapsed() >= STALLED) {
                     let _ = child.start_kill();
                     tracing::error!("the guardian is killed, for it did not kill when the lease was over");
                 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use evenhand_api::{RESULT_BYTES, convert};
@@ -22,6 +22,8 @@ const EXIT_RETRY: i32 = 75;
 const EXIT_FOR_GOOD: i32 = 100;
 /// Things that may wait to be told to the server.
 const HAPPENINGS: usize = 1_024;
+/// Between the beginnings of two guardians.
+const GUARDIAN_AGAIN: Duration = Duration::from_secs(1);
 /// How long a seat that was just left may take to be free.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
@@ -87,22 +89,41 @@ impl Commands {
         self
     }
 
-    /// Works until it is drained, or refused.
+    /// Works until it is drained, or refused. If the guardian dies, what ran is dead too, and the worker begins
+    /// a new life with another one.
     pub async fn run(self) -> Result<(), WorkerError> {
         self.offer.queues()?;
-        let (program, args, trampoline) = self.guardian;
+        let mut seat = self.offer.seat()?;
+        loop {
+            let began = Instant::now();
+            match self.live(&mut seat).await {
+                Err(WorkerError::Guardian(GuardianError::Gone)) => {
+                    tracing::warn!("the guardian has died; the worker begins anew with another one");
+                    // One that dies again and again must not keep the machine busy.
+                    tokio::time::sleep(GUARDIAN_AGAIN.saturating_sub(began.elapsed())).await;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// One life, from a guardian's beginning to its end.
+    async fn live(&self, seat: &mut guardian::Seat) -> Result<(), WorkerError> {
+        let (program, args, trampoline) = self.guardian.clone();
         let options = guardian::Options {
             program,
             args,
             trampoline,
             seat_dir: self.offer.seat_dir(),
-            seat: self.offer.seat()?,
+            seat: seat.clone(),
             lock_wait: LOCK_WAIT,
             cgroups: true,
         };
         let (guardian, instance, events) = Guardian::start(options).await?;
-        let runner = Runs::begin(guardian, events, self.command, self.offer.grace);
-        Runtime::new(&self.server, &self.offer, instance, runner)?.run(self.drain).await
+        // The next life is in the same seat, which proves that this one is over.
+        *seat = guardian::Seat::Named(instance.seat.clone());
+        let runner = Runs::begin(guardian, events, self.command.clone(), self.offer.grace);
+        Runtime::new(&self.server, &self.offer, instance, runner)?.run(self.drain.clone()).await
     }
 }
 
@@ -248,9 +269,15 @@ impl Errand {
                 self.by_id.insert(id, Running { run, began_ms, max_duration_ms });
                 self.by_run.insert(run, id);
                 let told = guardian.run(self.spec(id, job)).await;
-                if let Err(error) = told {
-                    // It fits in no frame, or nobody is there: either way it will not run.
-                    self.ended(id, Some(End::FailedForGood), Bytes::new(), error.to_string(), 0).await;
+                match told {
+                    Ok(()) => {}
+                    Err(error @ GuardianError::TooLarge { .. }) => {
+                        self.ended(id, Some(End::FailedForGood), Bytes::new(), error.to_string(), 0).await;
+                    }
+                    Err(error) => {
+                        self.not_started(id).await;
+                        return Err(error);
+                    }
                 }
                 Ok(())
             }
@@ -303,13 +330,19 @@ impl Errand {
                     drop(self.happenings.send(Happening::Output { run, line }).await);
                 }
             }
-            // The lease was over before it began: as if it had been killed.
-            Event::Refused { id, why: _ } => self.ended(id, None, Bytes::new(), String::new(), 0).await,
+            Event::Refused { id, why: _ } => self.not_started(id).await,
             Event::Ended(ended) => {
                 let max_duration_ms = self.by_id.get(&ended.id).map_or(0, |running| running.max_duration_ms);
                 let (end, error) = judge(&ended, max_duration_ms);
                 self.ended(ended.id, end, ended.stdout, error, ended.lines_dropped).await;
             }
+        }
+    }
+
+    async fn not_started(&mut self, id: u64) {
+        if let Some(Running { run, .. }) = self.by_id.remove(&id) {
+            self.by_run.remove(&run);
+            drop(self.happenings.send(Happening::NotStarted(run)).await);
         }
     }
 

@@ -20,7 +20,7 @@ use evenhand_core::life::End;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tracing::error;
 
 use super::runtime::{Happening, Job, RunKey, Runner};
@@ -182,9 +182,11 @@ fn ended<R>(
     }
 }
 
-/// What the handlers, their lease and its watch share.
-#[derive(Debug, Default)]
+/// What the handlers, their lease and its watch share. The seat is free when the last of them is gone.
+#[derive(Debug)]
 struct Shared {
+    _seat: SeatLock,
+    ended: Notify,
     /// In milliseconds since boot; 0: there is none.
     lease_ms: AtomicU64,
     alive: AtomicUsize,
@@ -204,7 +206,6 @@ pub(super) struct Handlers {
     happenings: mpsc::Sender<Happening>,
     happening: mpsc::Receiver<Happening>,
     grace: Duration,
-    _seat: SeatLock,
 }
 
 impl Handlers {
@@ -214,7 +215,12 @@ impl Handlers {
         handlers: HashMap<String, Handler>,
     ) -> Result<(Handlers, Instance), WorkerError> {
         let (seat, instance) = SeatLock::begin(&offer.seat_dir(), &offer.seat()?, LOCK_WAIT)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            _seat: seat,
+            ended: Notify::new(),
+            lease_ms: AtomicU64::new(0),
+            alive: AtomicUsize::new(0),
+        });
         let watched = Arc::downgrade(&shared);
         let watch = move || {
             while let Some(shared) = watched.upgrade() {
@@ -234,10 +240,7 @@ impl Handlers {
         }
         let (happenings, happening) = mpsc::channel(HAPPENINGS);
         let grace = offer.grace;
-        Ok((
-            Handlers { handlers, shared, told: HashMap::new(), happenings, happening, grace, _seat: seat },
-            instance,
-        ))
+        Ok((Handlers { handlers, shared, told: HashMap::new(), happenings, happening, grace }, instance))
     }
 }
 
@@ -246,6 +249,13 @@ impl Handlers {
         if let Some(tell) = self.told.get(&run) {
             tell.send_modify(what);
         }
+    }
+}
+
+impl Drop for Handlers {
+    /// Whoever drops a worker wants nothing of it to go on.
+    fn drop(&mut self) {
+        self.kill_all();
     }
 }
 
@@ -283,6 +293,7 @@ impl Runner for Handlers {
                 }
             };
             shared.alive.fetch_sub(1, Ordering::Relaxed);
+            shared.ended.notify_one();
             let happening = match ended {
                 Some((end, result, error)) => {
                     Happening::Ended { run, end: Some(end), result, error, lines_dropped: 0 }
@@ -308,7 +319,8 @@ impl Runner for Handlers {
     }
 
     fn kill_all(&mut self) {
-        self.shared.lease_ms.store(0, Ordering::Relaxed);
+        // From now on; what does not end by itself is killed with the process a moment later.
+        self.shared.lease_ms.fetch_min(boottime_ms(), Ordering::Relaxed);
         self.told.values().for_each(|tell| tell.send_modify(|told| told.order = Order::Kill));
     }
 
@@ -320,7 +332,12 @@ impl Runner for Handlers {
         &mut self.happening
     }
 
-    async fn end(self) {}
+    async fn end(mut self) {
+        self.kill_all();
+        while self.shared.alive.load(Ordering::Relaxed) > 0 {
+            self.shared.ended.notified().await;
+        }
+    }
 }
 
 /// A handler at work, inside the lease only.

@@ -37,6 +37,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How long a guardian or a drained worker tries to say that it is over.
 const SAY_DEAD_WITHIN: Duration = Duration::from_secs(3);
+/// Bytes of results in one message.
+const RESULTS: usize = 8 * 1024 * 1024;
 /// Lines of output that gather at most; more are counted.
 const LINES: usize = 4_096;
 
@@ -71,6 +73,8 @@ pub(crate) enum Happening {
         error: String,
         lines_dropped: u64,
     },
+    /// A run was not started, and will not be.
+    NotStarted(RunKey),
     /// Nothing more can be run.
     Over(WorkerError),
 }
@@ -227,7 +231,8 @@ impl<R: Runner> Runtime<R> {
                 () = tokio::time::sleep(Duration::from_millis(sleep)) => {}
             }
             // What else has happened meanwhile goes into the same message.
-            while let Ok(happening) = self.runner.happenings().try_recv() {
+            for _ in 0..HAPPENINGS {
+                let Ok(happening) = self.runner.happenings().try_recv() else { break };
                 self.on_happening(happening, &mut effects)?;
             }
             let now = Millis(boottime_ms());
@@ -283,8 +288,16 @@ impl<R: Runner> Runtime<R> {
         if has_news(&self.news)
             && let Ok(permit) = link.out.try_reserve()
         {
-            let news = std::mem::take(&mut self.news);
+            let mut news = std::mem::take(&mut self.news);
             self.lines = 0;
+            // What does not fit goes with the next one.
+            let mut bytes = 0;
+            let fit = news.ended.iter().take_while(|ended| {
+                bytes += ended.result.len() + ended.error.len();
+                bytes <= RESULTS
+            });
+            let fit = fit.count().max(1).min(news.ended.len());
+            self.news.ended = news.ended.split_off(fit);
             permit.send(v1::Up { message: Some(v1::up::Message::News(news)) });
         }
     }
@@ -382,6 +395,11 @@ impl<R: Runner> Runtime<R> {
                     self.on_output(run, None, lines_dropped);
                 }
                 let wire = self.runs.remove(&run);
+                // Killed, and not because we said so: the owner must hear of it.
+                let unasked = end.is_none() && !self.core.is_killing();
+                let error =
+                    if unasked { "it was killed, because its guardian heard nothing".into() } else { error };
+                let end = if unasked { Some(End::Failed) } else { end };
                 if let (Some(end), Some(wire)) = (end, wire) {
                     let ended = v1::Ended {
                         run: Some(wire),
@@ -394,6 +412,11 @@ impl<R: Runner> Runtime<R> {
                 let (task, fence) = run;
                 self.step(Input::Ended { task, fence, end }, effects);
             }
+            Happening::NotStarted(run) => {
+                self.runs.remove(&run);
+                let (task, fence) = run;
+                self.step(Input::NotStarted { task, fence }, effects);
+            }
             Happening::Over(error) => return Err(error),
         }
         Ok(())
@@ -401,7 +424,10 @@ impl<R: Runner> Runtime<R> {
 
     fn on_output(&mut self, run: RunKey, line: Option<String>, dropped: u64) {
         let id = convert::run_id(run.0, run.1);
-        let fits = self.lines < LINES && self.link.is_some();
+        if self.link.is_none() || self.news.output.len() >= LINES {
+            return; // nobody would hear it, or too many are talking
+        }
+        let fits = self.lines < LINES;
         let same = |output: &v1::Output| output.run == Some(id);
         if !self.news.output.last().is_some_and(same) {
             self.news.output.push(v1::Output { run: Some(id), lines: Vec::new(), dropped: 0 });
@@ -411,7 +437,7 @@ impl<R: Runner> Runtime<R> {
             match line {
                 Some(line) if fits => {
                     self.lines += 1;
-                    output.lines.push(line);
+                    output.lines.push(cut(line));
                 }
                 Some(_) => output.dropped += 1,
                 None => {}
@@ -427,8 +453,7 @@ impl<R: Runner> Runtime<R> {
                         hello.running.iter().filter_map(|run| self.runs.get(&(run.task, run.fence)));
                     let ended =
                         hello.ended.iter().filter_map(|(run, _)| self.ended.get(&(run.task, run.fence)));
-                    let hello =
-                        convert::hello(&hello, SHARD, running.cloned().collect(), ended.cloned().collect());
+                    let hello = convert::hello(&hello, SHARD, running.cloned().collect(), all_ends(ended));
                     let up = v1::Up { message: Some(v1::up::Message::Hello(hello)) };
                     if let Some(link) = &self.link {
                         // The first message of a connection always fits.
@@ -494,6 +519,19 @@ impl<R: Runner> Runtime<R> {
 
 fn unreachable() -> Refusal {
     Refusal::new(Kind::Internal, "", "the server ended the session and did not say why")
+}
+
+/// Every end is named in a hello, or it would count as never started; results only as far as they fit.
+fn all_ends<'a>(ended: impl Iterator<Item = &'a v1::Ended>) -> Vec<v1::Ended> {
+    let mut bytes = 0;
+    let named = ended.map(|ended| {
+        bytes += ended.result.len() + ended.error.len();
+        match bytes <= RESULTS {
+            true => ended.clone(),
+            false => v1::Ended { run: ended.run.clone(), end: ended.end, ..v1::Ended::default() },
+        }
+    });
+    named.collect()
 }
 
 fn has_news(news: &v1::News) -> bool {

@@ -16,7 +16,7 @@ use super::log;
 use super::manifest::Standing;
 use super::opening::add_layer;
 use super::table::TableKey;
-use super::tree::{self, Layer, Making, Part};
+use super::tree::{self, FEW_GONES, Layer, Making, Part};
 use super::trees::{Planted, Trees};
 
 /// How long to wait for room before asking again.
@@ -170,6 +170,11 @@ impl Shared {
         }
     }
 
+    /// How many deletes are too few to be worth a merge: without room for new tasks, none are.
+    pub(super) fn few_gones(&self) -> u64 {
+        if self.room().is_ok() { FEW_GONES } else { 1 }
+    }
+
     /// Merges some layers of a kind, if there is a reason to.
     fn merge_one<K: Planted>(&self) -> Result<bool, DirError> {
         let (kind, layers, acks) = {
@@ -178,7 +183,7 @@ impl Shared {
             (tree.kind, tree.layers.clone(), trees.acks.clone())
         };
         let is_settled = |key: &K| key.is_settled(&acks);
-        let Some(range) = tree::choose(&layers, &is_settled) else { return Ok(false) };
+        let Some(range) = tree::choose(&layers, &is_settled, self.few_gones()) else { return Ok(false) };
         let bottom = range.end == layers.len();
         let group = &layers[range.clone()];
         let ids: Vec<u64> = group.iter().map(|layer| layer.id).collect();

@@ -24,8 +24,8 @@ use super::table::{Cursor, Slot, Table, TableKey, Writer};
 pub(super) const FAN: usize = 8;
 /// Layers of one kind above which commits wait for the merger: reads would have to look into too many.
 pub(super) const MOST_LAYERS: usize = 64;
-/// Deletes below which giving their room back is not worth the work.
-const FEW_GONES: u64 = 10_000;
+/// Deletes below which giving their room back is not worth the work, as long as there is room.
+pub(super) const FEW_GONES: u64 = 10_000;
 
 /// Entries in memory.
 pub(super) type Memory<K> = BTreeMap<K, Slot>;
@@ -148,8 +148,9 @@ impl<K: TableKey> Tree<K> {
     }
 
     /// Whether its deletes should reach the tables soon, because they would free about as much as is there.
-    pub(super) fn is_mostly_gone(&self) -> bool {
-        self.kind.once() && self.gones >= FEW_GONES && {
+    /// `few` deletes are too few for that.
+    pub(super) fn is_mostly_gone(&self, few: u64) -> bool {
+        self.kind.once() && self.gones >= few && {
             let puts: u64 =
                 self.layers.iter().flat_map(|layer| &layer.parts).map(|part| part.table.puts).sum();
             self.gones * 2 >= puts
@@ -381,6 +382,7 @@ impl<'a, K: TableKey> Merge<'a, K> {
 pub(super) fn choose<K: TableKey>(
     layers: &[Layer<K>],
     is_settled: &dyn Fn(&K) -> bool,
+    few: u64,
 ) -> Option<std::ops::Range<usize>> {
     if is_urgent(layers) {
         return same_size(layers);
@@ -391,7 +393,7 @@ pub(super) fn choose<K: TableKey>(
         gones += part.table.gones + part.table.settled(is_settled);
     }
     // Above so many layers commits wait for a merge, so there must be one to do.
-    if gones >= FEW_GONES && gones * 2 >= puts || layers.len() > MOST_LAYERS {
+    if gones >= few && gones * 2 >= puts || layers.len() > MOST_LAYERS {
         return Some(0..layers.len());
     }
     same_size(layers)

@@ -13,7 +13,7 @@ use super::engine::{Answer, Flush, Request, Shared, lock};
 use super::files::DirError;
 use super::layout::{self, Batch, Kind};
 use super::log::{self, Acked, LastAcked, Segment};
-use super::tree::MOST_LAYERS;
+use super::tree::{FEW_GONES, MOST_LAYERS};
 use crate::StoreError;
 
 /// Bytes that a frame may gather from several commits: enough to share a sync, little enough that the
@@ -59,7 +59,13 @@ impl Writer {
             let first = match inbox.recv_timeout(LOOK_AGAIN) {
                 Ok(first) => first,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.flush_early();
+                    // If there is no room, however little is worth giving back.
+                    let few = self.shared.few_gones();
+                    self.flush_early(few);
+                    if few < FEW_GONES {
+                        lock(&self.shared.background).merge = true;
+                        self.shared.turned.notify_all();
+                    }
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -94,7 +100,7 @@ impl Writer {
             Request::Idle { answer } => {
                 // Once more if the flusher was busy with what came before.
                 self.shared.rest();
-                self.flush_early();
+                self.flush_early(FEW_GONES);
                 drop(answer.send(Ok(())));
             }
             Request::Take { shard, answer } => {
@@ -136,7 +142,7 @@ impl Writer {
                 let applied = trees.apply(&frame, log::FRAME_HEADER, end);
                 drop(trees);
                 match applied {
-                    Some(()) => self.flush_early(),
+                    Some(()) => self.flush_early(FEW_GONES),
                     None => {
                         let what = "a commit could not be applied; this is a bug".into();
                         self.shared.fail(StoreError::Corrupt { what });
@@ -160,11 +166,11 @@ impl Writer {
     }
 
     /// Gives deletes to the flusher before the segment is full, if they would free much of what is in
-    /// tables and it has nothing else to do.
-    fn flush_early(&mut self) {
+    /// tables and it has nothing else to do. `few` of them are not worth it.
+    fn flush_early(&mut self, few: u64) {
         let mostly_gone = {
             let trees = self.shared.trees();
-            trees.rows.is_mostly_gone() || trees.tasks.is_mostly_gone()
+            trees.rows.is_mostly_gone(few) || trees.tasks.is_mostly_gone(few)
         };
         let busy =
             || lock(&self.shared.background).flush.is_some() || self.shared.most_layers() > MOST_LAYERS;

@@ -1,0 +1,708 @@
+//! An owner, its store and its workers as a script: who says what when, and what the owner answers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+use super::*;
+use crate::backlog::{Level, Weight};
+use crate::change::{Change, KeyRecord, LaneRecord, QueueRecord, RequestRecord, Row, Task};
+use crate::check;
+use crate::life::{End, Outcome};
+use crate::messages::{NewTask, Run};
+use crate::names::{CommitId, Key, LaneId, QueueId, RequestId, RequestKey};
+
+/// What a store keeps of one shard.
+#[derive(Default)]
+struct Tables {
+    epoch: u64,
+    next_seq: u64,
+    queues: BTreeMap<QueueId, QueueRecord>,
+    lanes: BTreeMap<LaneId, LaneRecord>,
+    keys: BTreeMap<(LaneId, Key), KeyRecord>,
+    rows: BTreeMap<(LaneId, Level), Row>,
+    tasks: BTreeMap<TaskId, Task>,
+    members: BTreeMap<Seat, MemberRecord>,
+    requests: BTreeMap<RequestKey, RequestRecord>,
+    stopped: bool,
+    store: Option<StoreId>,
+}
+
+impl Tables {
+    fn metadata(&self) -> Metadata {
+        Metadata {
+            next_seq: self.next_seq,
+            queues: self.queues.clone().into_iter().collect(),
+            overrides: Vec::new(),
+            lanes: self.lanes.clone().into_iter().collect(),
+            keys: self.keys.iter().map(|((lane, key), record)| (*lane, key.clone(), *record)).collect(),
+            aside: Vec::new(),
+            members: self.members.clone().into_iter().collect(),
+            stopped: self.stopped,
+            requests: self.requests.clone().into_iter().collect(),
+            store: self.store,
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Accepted(task) => {
+                self.rows.extend(task.row().map(|row| ((task.lane, row.level), row)));
+                self.tasks.insert(task.id, task);
+            }
+            Change::Requeued { task, lane, from, row } => {
+                self.rows.retain(|at, _| Some(*at) != from.map(|level| (lane, level)));
+                if let Some(record) = self.tasks.get_mut(&task) {
+                    (record.level, record.attempt) = (Some(row.level), row.attempt);
+                }
+                self.rows.insert((lane, row.level), row);
+            }
+            Change::Finished { task, lane, level, .. } => {
+                self.rows.retain(|at, _| Some(*at) != level.map(|level| (lane, level)));
+                self.tasks.remove(&task);
+            }
+            Change::Key { lane, key, record: Some(record) } => {
+                self.keys.insert((lane, key), record);
+            }
+            Change::Key { lane, key, record: None } => {
+                self.keys.remove(&(lane, key));
+            }
+            Change::Lane { lane, record } => {
+                self.lanes.insert(lane, record);
+            }
+            Change::Queue { queue, record } => {
+                self.queues.insert(queue, record);
+            }
+            Change::Member { seat, record: Some(record) } => {
+                self.members.insert(seat, record);
+            }
+            Change::Member { seat, record: None } => {
+                self.members.remove(&seat);
+            }
+            Change::Stopped { stopped } => self.stopped = stopped,
+            Change::Store { id } => self.store = Some(id),
+            Change::Seq { next } => self.next_seq = next,
+            Change::Request { key, record } => {
+                self.requests.extend(record.map(|record| (key, record)));
+            }
+            Change::SetAside { .. } | Change::Override { .. } => unreachable!("no script makes it happen"),
+        }
+    }
+}
+
+/// A server with one shard. Commits are durable at once, unless they are held.
+struct Server {
+    tables: Tables,
+    owner: Owner,
+    settings: Settings,
+    now: u64,
+    hold: bool,
+    held: Vec<(CommitId, Vec<Change>)>,
+}
+
+const LOST: u64 = 60_000;
+
+impl Server {
+    fn start() -> Server {
+        Server::take(Tables::default(), Settings::default(), 0)
+    }
+
+    fn take(mut tables: Tables, settings: Settings, now: u64) -> Server {
+        tables.epoch += 1;
+        let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5) };
+        let mut effects = Vec::new();
+        let metadata = tables.metadata();
+        let owner = Owner::new(Millis(now), settings.clone(), identity, metadata, &mut effects).unwrap();
+        let mut server = Server { tables, owner, settings, now, hold: false, held: Vec::new() };
+        server.seal(&mut effects);
+        server.perform(effects);
+        server
+    }
+
+    /// The server dies; what it held is lost. Another begins.
+    fn crash(self, after: u64) -> Server {
+        Server::take(self.tables, self.settings, self.now + after)
+    }
+
+    fn crash_with(self, after: u64, thresholds: Thresholds) -> Server {
+        Server::take(self.tables, Settings { thresholds, ..self.settings }, self.now + after)
+    }
+
+    fn seal(&mut self, effects: &mut Vec<Effect>) {
+        self.owner.seal(effects);
+        check::owner(&self.owner).unwrap();
+    }
+
+    /// Does what an owner wants from its store, in order, and returns what it wants from others.
+    fn perform(&mut self, effects: Vec<Effect>) -> Vec<Effect> {
+        let (mut todo, mut others) = (VecDeque::from(effects), Vec::new());
+        while let Some(effect) = todo.pop_front() {
+            let input = match effect {
+                Effect::Shard(shard_messages::Effect::Save { commit, changes }) => {
+                    if self.hold {
+                        self.held.push((commit, changes));
+                        continue;
+                    }
+                    changes.into_iter().for_each(|change| self.tables.apply(change));
+                    shard_messages::Input::Committed { commit }
+                }
+                Effect::Shard(shard_messages::Effect::Load { load, lane, above, limit }) => {
+                    let above = (Bound::Excluded((lane, above)), Bound::Unbounded);
+                    let rows = self.tables.rows.range(above).take_while(|(at, _)| at.0 == lane);
+                    let rows: Vec<Row> = rows.map(|(_, row)| row.clone()).collect();
+                    let end = rows.len() <= limit;
+                    shard_messages::Input::Loaded { load, rows: rows.into_iter().take(limit).collect(), end }
+                }
+                Effect::Shard(shard_messages::Effect::LoadTask { load, task }) => {
+                    shard_messages::Input::TaskLoaded { load, task: self.tables.tasks.get(&task).cloned() }
+                }
+                Effect::Shard(shard_messages::Effect::Wake { .. }) | Effect::Note(Note::Joined { .. }) => {
+                    continue;
+                }
+                other => {
+                    others.push(other);
+                    continue;
+                }
+            };
+            todo.extend(self.step(Input::Shard(input)));
+        }
+        others
+    }
+
+    /// What was held becomes durable.
+    fn release(&mut self) -> Vec<Effect> {
+        self.hold = false;
+        let save = |(commit, changes)| Effect::Shard(shard_messages::Effect::Save { commit, changes });
+        let effects = std::mem::take(&mut self.held).into_iter().map(save).collect();
+        self.perform(effects)
+    }
+
+    fn step(&mut self, input: Input) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.owner.step(Millis(self.now), input, &mut effects);
+        self.seal(&mut effects);
+        effects
+    }
+
+    fn tell(&mut self, input: Input) -> Vec<Effect> {
+        let effects = self.step(input);
+        self.perform(effects)
+    }
+
+    /// Time passes, with a look at everybody now and then; these sessions beat meanwhile.
+    fn wait_with(&mut self, ms: u64, beating: &mut [&mut Session]) -> Vec<Effect> {
+        let (until, mut effects) = (self.now + ms, Vec::new());
+        while self.now < until {
+            self.now = until.min(self.now + self.settings.thresholds.heartbeat_ms / 2);
+            for session in beating.iter_mut() {
+                effects.extend(session.beat(self));
+            }
+            effects.extend(self.tell(Input::Tick));
+        }
+        effects.retain(|effect| !matches!(effect, Effect::Answer { .. }));
+        effects
+    }
+
+    fn wait(&mut self, ms: u64) -> Vec<Effect> {
+        self.wait_with(ms, &mut [])
+    }
+
+    fn put(&mut self, tasks: usize) -> Vec<Effect> {
+        let tasks = vec![NewTask::new(Key::shared()); tasks];
+        let input =
+            shard_messages::Input::Enqueue { request: RequestId(1), queue: queue(), tasks, once: None };
+        self.tell(Input::Shard(input))
+    }
+
+    fn dead(&mut self, seat: &str, token: u64, process: u64) -> Vec<Effect> {
+        self.tell(Input::Dead { seat: Seat::new(seat).unwrap(), token, process })
+    }
+
+    fn wait_saved(&self, seat: &str) -> u64 {
+        self.tables.members[&Seat::new(seat).unwrap()].wait_ms
+    }
+}
+
+/// A worker as an owner sees it.
+#[derive(Clone)]
+struct Session {
+    hello: Hello,
+    id: SessionId,
+    beats: u64,
+}
+
+fn queue() -> QueueName {
+    QueueName::new("q").unwrap()
+}
+
+/// A worker with two slots, on machine 1, in its first life.
+fn worker(seat: &str) -> Session {
+    let hello = Hello {
+        seat: Seat::new(seat).unwrap(),
+        token: 1,
+        life: Life { process: 1, rejoin: 0 },
+        session: 0,
+        slots: 2,
+        queues: vec![(queue(), Weight::ONE)],
+        store: None,
+        epoch: Epoch(0),
+        running: Vec::new(),
+        ended: Vec::new(),
+    };
+    Session { hello, id: SessionId(0), beats: 0 }
+}
+
+impl Session {
+    fn hello(&mut self, server: &mut Server) -> Vec<Effect> {
+        self.hello.session += 1;
+        let number = u64::from(self.hello.seat.as_str().as_bytes()[1]);
+        self.id = SessionId(1_000_000 * server.tables.epoch + 1_000 * number + self.hello.session);
+        self.beats = 0;
+        server.tell(Input::Hello { session: self.id, hello: self.hello.clone() })
+    }
+
+    fn beat(&mut self, server: &mut Server) -> Vec<Effect> {
+        let beat = Beat { number: self.beats + 1, answered: self.beats };
+        self.beats += 1;
+        server.tell(Input::Beat { session: self.id, beat })
+    }
+
+    /// Is welcomed, and shows that it has heard it.
+    fn join(&mut self, server: &mut Server) -> Vec<Effect> {
+        let welcomed = self.hello(server);
+        assert!(is_welcome(&welcomed), "{welcomed:?}");
+        let mut effects = self.beat(server);
+        effects.retain(|effect| !matches!(effect, Effect::Answer { .. }));
+        effects
+    }
+
+    fn ended(&self, server: &mut Server, run: &Run, end: End) -> Vec<Effect> {
+        let Run { task, fence, attempt, .. } = *run;
+        server.tell(Input::Ended { session: self.id, task, fence, attempt, end })
+    }
+
+    fn later_life(&self) -> Session {
+        let mut later = self.clone();
+        later.hello.life.process += 1;
+        later.hello.session = 0;
+        later
+    }
+
+    fn on_machine(&self, token: u64) -> Session {
+        let mut other = self.clone();
+        other.hello.token = token;
+        other.hello.session = 100;
+        other
+    }
+}
+
+fn is_welcome(effects: &[Effect]) -> bool {
+    effects.iter().any(|effect| matches!(effect, Effect::Welcome { .. }))
+}
+
+fn started(effects: &[Effect]) -> Vec<Run> {
+    let start = |effect: &Effect| match effect {
+        Effect::Shard(shard_messages::Effect::Start { run, .. }) => Some(run.clone()),
+        _ => None,
+    };
+    effects.iter().filter_map(start).collect()
+}
+
+fn lost(effects: &[Effect]) -> Vec<&'static str> {
+    let lost = |effect: &Effect| match effect {
+        Effect::Note(Note::Lost { why, .. }) => Some(*why),
+        _ => None,
+    };
+    effects.iter().filter_map(lost).collect()
+}
+
+fn finished(effects: &[Effect]) -> Vec<Outcome> {
+    let finished = |effect: &Effect| match effect {
+        Effect::Shard(shard_messages::Effect::Finished { outcome, .. }) => Some(*outcome),
+        _ => None,
+    };
+    effects.iter().filter_map(finished).collect()
+}
+
+fn refused(effects: &[Effect]) -> Option<(&str, Then)> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Refuse { refusal, then, .. } => Some((refusal.field.as_str(), *then)),
+        _ => None,
+    })
+}
+
+/// A server, and a worker that runs one task.
+fn at_work() -> (Server, Session, Run) {
+    let mut server = Server::start();
+    let mut w1 = worker("w1");
+    w1.join(&mut server);
+    let run = started(&server.put(1)).pop().unwrap();
+    (server, w1, run)
+}
+
+// Scenario 30.
+#[test]
+fn on_a_store_with_a_saved_worker_a_fresh_one_alone_does_not_open_the_gate() {
+    let (server, ..) = at_work();
+    let mut server = server.crash(0);
+    let mut fresh = worker("w2");
+    assert_eq!(started(&fresh.join(&mut server)), []);
+    let effects = server.wait_with(LOST - 1, &mut [&mut fresh]);
+    assert_eq!(started(&effects), [], "it was started before the safe time");
+    assert_eq!(server.owner.gate().absent, [Seat::new("w1").unwrap()]);
+    let effects = server.wait_with(501, &mut [&mut fresh]);
+    assert_eq!((lost(&effects).len(), started(&effects).len()), (1, 1));
+}
+
+// Scenario 30, second part.
+#[test]
+fn the_gate_waits_for_each_saved_worker() {
+    let mut server = Server::start();
+    let mut workers = [worker("w1"), worker("w2"), worker("w3")];
+    workers.iter_mut().for_each(|worker| drop(worker.join(&mut server)));
+    let runs = started(&server.put(3));
+    assert_eq!(runs.len(), 3);
+    let mut server = server.crash(0);
+    let [w1, w2, w3] = &mut workers;
+    // w1 and w2 come back with nothing; w3, cut off, runs a task.
+    assert_eq!(started(&w1.join(&mut server)), []);
+    assert_eq!(started(&w2.join(&mut server)), []);
+    assert_eq!(started(&server.wait_with(10_000, &mut [w1, w2])), []);
+    w3.hello.running = vec![runs[2].clone()];
+    let effects = w3.hello(&mut server);
+    assert_eq!(started(&effects).len(), 2, "all but the one that w3 runs");
+    assert!(started(&effects).iter().all(|run| run.task != runs[2].task));
+}
+
+// Scenario 34.
+#[test]
+fn a_server_that_slept_does_not_give_up_a_healthy_worker_in_one_look() {
+    let (mut server, mut w1, _) = at_work();
+    server.now += 10 * LOST;
+    let effects = server.tell(Input::Tick);
+    assert_eq!(lost(&effects).len(), 0);
+    let silent = Note::Health { seat: w1.hello.seat.clone(), healthy: false };
+    assert!(effects.contains(&Effect::Note(silent)));
+    assert!(matches!(w1.beat(&mut server)[..], [Effect::Answer { .. }, Effect::Note(Note::Health { .. })]));
+    assert_eq!(server.owner.members().next().unwrap().health, Some(Health::Healthy));
+}
+
+#[test]
+fn what_a_lost_worker_says_in_its_session_is_not_heard() {
+    let (mut server, mut w1, run) = at_work();
+    assert_eq!(lost(&server.wait(LOST + 500)), ["it has been silent for too long"]);
+    assert_eq!(w1.beat(&mut server), []);
+    assert_eq!(w1.ended(&mut server, &run, End::Succeeded), []);
+}
+
+// Scenario 35.
+#[test]
+fn a_later_life_on_the_same_machine_replaces_the_earlier() {
+    let (mut server, w1, run) = at_work();
+    let mut later = w1.later_life();
+    let effects = later.hello(&mut server);
+    assert_eq!(lost(&effects), ["a later life of it has come"]);
+    let again = started(&later.beat(&mut server)).pop().unwrap();
+    assert_eq!((again.task, again.attempt), (run.task, 2));
+    // And the earlier one does not come back, however often it says hello.
+    let mut earlier = w1.clone();
+    assert_eq!(refused(&earlier.hello(&mut server)), Some(("seat", Then::Exit)));
+}
+
+// Scenario 35.
+#[test]
+fn another_machine_gets_a_seat_only_when_the_one_that_has_it_is_given_up() {
+    let (mut server, w1, run) = at_work();
+    let mut other = w1.on_machine(2);
+    assert_eq!(refused(&other.hello(&mut server)), Some(("seat", Then::Exit)), "the other is healthy");
+    server.wait(10_000);
+    assert_eq!(refused(&other.hello(&mut server)), Some(("seat", Then::Retry)), "it may be alive");
+    assert_eq!(lost(&server.wait(LOST)).len(), 1);
+    let again = started(&other.join(&mut server)).pop().unwrap();
+    assert_eq!((again.task, again.attempt), (run.task, 2));
+}
+
+#[test]
+fn a_guardian_says_that_a_worker_is_dead_and_speaks_for_its_own_alone() {
+    let (mut server, mut w1, run) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    assert_eq!(lost(&server.dead("w1", 2, 1)), [""; 0], "another machine");
+    assert_eq!(lost(&server.dead("w1", 1, 0)), [""; 0], "an earlier life");
+    assert_eq!(lost(&server.dead("w3", 1, 1)), [""; 0], "another seat");
+    let effects = server.dead("w1", 1, 1);
+    assert_eq!(lost(&effects).len(), 1);
+    assert_eq!(started(&effects)[0].task, run.task);
+    // Its last hello was on its way: it is let in, and is told to end what it says it runs.
+    w1.hello.running = vec![run.clone()];
+    let effects = w1.hello(&mut server);
+    let stop = |effect: &Effect| matches!(effect, Effect::Shard(shard_messages::Effect::Stop { fence, .. }) if *fence == run.fence);
+    assert!(effects.iter().any(stop));
+}
+
+// Scenario 36.
+#[test]
+fn a_start_whose_fate_is_unknown_counts_as_running_until_it_is_denied() {
+    let (mut server, mut w1, run) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    server.tell(Input::Closed { session: w1.id });
+    assert_eq!(started(&server.wait_with(30_000, &mut [&mut w2])), []);
+    assert_eq!(server.owner.shard().slots_and_runs(), (1, 1));
+    // It comes back and does not name it: it never started, and costs no attempt.
+    let effects = w1.hello(&mut server);
+    let again = started(&effects).pop().unwrap();
+    assert_eq!((again.task, again.attempt), (run.task, 1));
+    assert!(again.fence > run.fence);
+}
+
+/// Found by a seed: a slot that a denial freed was filled at once, in the session that was over; nobody ever
+/// heard of that run, and it was never denied.
+#[test]
+fn nothing_is_started_in_the_session_that_is_over() {
+    let (mut server, mut w1, _) = at_work();
+    let effects = w1.hello(&mut server);
+    assert!(is_welcome(&effects));
+    assert_eq!(started(&effects), []);
+    assert_eq!(started(&w1.beat(&mut server)).len(), 1);
+}
+
+// Scenario 37.
+#[test]
+fn a_real_result_counts_although_its_worker_was_given_up() {
+    let (mut server, w1, run) = at_work();
+    assert_eq!(lost(&server.wait(LOST + 500)).len(), 1);
+    let mut rejoined = w1.clone();
+    rejoined.hello.life.rejoin = 1;
+    rejoined.hello.ended = vec![(run.clone(), End::Succeeded)];
+    assert_eq!(finished(&rejoined.hello(&mut server)), [Outcome::Succeeded]);
+    assert_eq!(started(&rejoined.beat(&mut server)), []);
+}
+
+// Scenario 37.
+#[test]
+fn a_real_result_is_not_overwritten_by_the_loss_of_its_worker() {
+    let (mut server, w1, run) = at_work();
+    server.hold = true;
+    w1.ended(&mut server, &run, End::Succeeded);
+    server.dead("w1", 1, 1);
+    let effects = server.release();
+    assert_eq!(finished(&effects), [Outcome::Succeeded]);
+    assert_eq!((server.tables.tasks.len(), server.tables.members.len()), (0, 0));
+}
+
+/// The same while the gate is shut: what a worker said before it was given up counts.
+#[test]
+fn an_end_that_waits_for_the_gate_is_not_overwritten_by_the_loss_of_its_worker() {
+    let (mut server, mut w1, run) = at_work();
+    worker("w2").join(&mut server);
+    let mut server = server.crash(0);
+    w1.hello.running = vec![run.clone()];
+    w1.join(&mut server);
+    assert_eq!(finished(&w1.ended(&mut server, &run, End::Succeeded)), [], "w2 is waited for");
+    assert_eq!(finished(&server.dead("w1", 1, 1)), [Outcome::Succeeded]);
+}
+
+// Scenario 37b.
+#[test]
+fn a_worker_that_lives_by_a_higher_value_is_waited_for() {
+    let (server, mut w1, run) = at_work();
+    let low = Thresholds { heartbeat_ms: 500, unhealthy_after_ms: 1_000, lost_after_ms: 3_000 };
+    let mut server = server.crash_with(0, low);
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    assert_eq!(started(&server.wait_with(LOST - 10_000, &mut [&mut w2])), []);
+    // It comes in time; from when it has shown that it heard the lower value, that one counts.
+    w1.hello.running = vec![run];
+    assert!(is_welcome(&w1.hello(&mut server)));
+    assert_eq!(lost(&server.wait_with(9_000, &mut [&mut w2])), [""; 0], "the old value counts still");
+    w1.join(&mut server);
+    assert_eq!(server.wait_saved("w1"), 3_000);
+    assert_eq!(lost(&server.wait_with(3_500, &mut [&mut w2])).len(), 1);
+}
+
+// Scenario 37b, the other way.
+#[test]
+fn a_higher_value_is_saved_before_a_worker_may_live_by_it() {
+    let low = Thresholds { heartbeat_ms: 500, unhealthy_after_ms: 1_000, lost_after_ms: 3_000 };
+    let settings = Settings { thresholds: low, ..Settings::default() };
+    let mut server = Server::take(Tables::default(), settings, 0);
+    let mut w1 = worker("w1");
+    w1.join(&mut server);
+    assert_eq!(server.wait_saved("w1"), 3_000);
+    let mut server = server.crash_with(0, Thresholds::default());
+    server.hold = true;
+    assert!(!is_welcome(&w1.hello(&mut server)));
+    assert_eq!(w1.beat(&mut server), [], "it cannot have been welcomed");
+    let effects = server.release();
+    assert!(is_welcome(&effects));
+    assert_eq!(server.wait_saved("w1"), LOST);
+}
+
+#[test]
+fn nobody_gets_work_before_the_store_knows_it() {
+    let mut server = Server::start();
+    server.put(1);
+    server.hold = true;
+    let mut w1 = worker("w1");
+    assert_eq!(w1.hello(&mut server), []);
+    assert_eq!(w1.beat(&mut server), []);
+    assert!(is_welcome(&server.release()));
+    assert_eq!(started(&w1.beat(&mut server)).len(), 1);
+}
+
+// Scenario 38.
+#[test]
+fn a_worker_that_is_cut_off_is_dead_before_its_tasks_start_elsewhere() {
+    let (mut server, _, run) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    let lease = server.owner.thresholds().lease_ms();
+    assert_eq!(started(&server.wait_with(lease + LOST / 20, &mut [&mut w2])), []);
+    let effects = server.wait_with(LOST - lease, &mut [&mut w2]);
+    assert_eq!(started(&effects)[0].task, run.task);
+}
+
+#[test]
+fn a_worker_that_is_heard_but_does_not_hear_is_given_up() {
+    let (mut server, w1, _) = at_work();
+    let mut effects = Vec::new();
+    for number in 2..80 {
+        server.now += 1_000;
+        let beat = Beat { number, answered: 0 };
+        effects.extend(server.tell(Input::Beat { session: w1.id, beat }));
+        effects.extend(server.tell(Input::Tick));
+    }
+    let answers = effects.iter().filter(|effect| matches!(effect, Effect::Answer { .. })).count();
+    assert_eq!((answers, lost(&effects).len()), (5, 1));
+}
+
+// As scenario 39: refused with a clear word, and let in when it is right.
+#[test]
+fn a_worker_of_another_store_forgets_it_first() {
+    let mut server = Server::start();
+    let mut w1 = worker("w1");
+    w1.hello.store = Some(StoreId(6));
+    assert_eq!(refused(&w1.hello(&mut server)), Some(("store_id", Then::Forget)));
+    w1.hello.store = None;
+    w1.join(&mut server);
+}
+
+#[test]
+fn a_worker_that_has_obeyed_a_higher_epoch_is_refused() {
+    let (mut server, _, mut run) = at_work();
+    let mut w2 = worker("w2");
+    w2.hello.epoch = Epoch(2);
+    assert_eq!(refused(&w2.hello(&mut server)), Some(("epoch", Then::Retry)));
+    w2.hello.epoch = Epoch(1);
+    run.fence.epoch = Epoch(2);
+    w2.hello.running = vec![run];
+    assert_eq!(refused(&w2.hello(&mut server)), Some(("epoch", Then::Retry)), "its run shows it");
+    let mut server = server.crash(0);
+    assert!(is_welcome(&w2.hello(&mut server)));
+}
+
+#[test]
+fn a_session_that_is_older_than_the_newest_is_refused() {
+    let (mut server, mut w1, _) = at_work();
+    let mut late = w1.clone();
+    w1.hello(&mut server);
+    assert_eq!(refused(&late.hello(&mut server)), Some(("session", Then::Retry)));
+}
+
+#[test]
+fn after_a_good_stop_the_gate_opens_at_once_and_what_runs_is_known() {
+    let (mut server, mut w1, run) = at_work();
+    let effects = server.tell(Input::Stop);
+    let absence = Effect::Absence { session: w1.id, ms: 300_000 };
+    assert_eq!(effects, [absence, Effect::Stopped]);
+    assert_eq!(server.wait_saved("w1"), LOST + health::waited_ms(300_000));
+    let mut server = server.crash(40_000);
+    assert!(server.owner.gate().open);
+    let mut w2 = worker("w2");
+    assert_eq!(started(&w2.join(&mut server)), [], "it runs, as far as anybody knows");
+    assert_eq!(started(&server.put(1)).len(), 1, "other tasks do not wait");
+    // It comes back after a minute and a half, and its end counts.
+    server.wait_with(90_000, &mut [&mut w2]);
+    w1.hello.ended = vec![(run, End::Succeeded)];
+    assert_eq!(finished(&w1.hello(&mut server)), [Outcome::Succeeded]);
+}
+
+#[test]
+fn the_mark_of_a_good_stop_counts_once() {
+    let (mut server, ..) = at_work();
+    server.tell(Input::Stop);
+    let server = server.crash(1_000);
+    assert!(server.owner.gate().open);
+    let mut server = server.crash(1_000);
+    assert!(!server.owner.gate().open);
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    assert_eq!(started(&server.wait_with(LOST + 300_000, &mut [&mut w2])), []);
+    assert_eq!(started(&server.wait_with(10_000, &mut [&mut w2])).len(), 1);
+}
+
+#[test]
+fn the_gate_does_not_open_before_the_mark_is_removed() {
+    let (mut server, ..) = at_work();
+    server.tell(Input::Stop);
+    let Server { mut tables, settings, now, .. } = server;
+    tables.epoch += 1;
+    let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5) };
+    let mut effects = Vec::new();
+    let owner = Owner::new(Millis(now), settings, identity, tables.metadata(), &mut effects).unwrap();
+    assert!(!owner.gate().open);
+}
+
+#[test]
+fn a_server_that_stops_before_it_knows_what_runs_leaves_no_mark() {
+    let (server, ..) = at_work();
+    let mut server = server.crash(0);
+    assert_eq!(server.tell(Input::Stop), [Effect::Stopped]);
+    assert!(!server.tables.stopped);
+}
+
+#[test]
+fn a_server_that_stops_hears_workers_no_more() {
+    let (mut server, mut w1, run) = at_work();
+    server.hold = true;
+    server.tell(Input::Stop);
+    assert_eq!(w1.beat(&mut server), []);
+    assert_eq!(w1.ended(&mut server, &run, End::Succeeded), []);
+    assert_eq!(server.dead("w1", 1, 1), []);
+    assert_eq!(refused(&worker("w2").hello(&mut server)), Some(("", Then::Retry)));
+    assert_eq!(server.release().last(), Some(&Effect::Stopped));
+    assert_eq!(server.tables.members.values().next().unwrap().running, [run]);
+}
+
+#[test]
+fn restarts_do_not_postpone_the_gate_for_ever() {
+    let (mut server, ..) = at_work();
+    let mut waited = 0;
+    let mut w2 = worker("w2");
+    while waited < 2 * LOST {
+        server = server.crash(0);
+        w2.join(&mut server);
+        let effects = server.wait_with(18_000, &mut [&mut w2]);
+        waited += 18_000;
+        if !started(&effects).is_empty() {
+            break;
+        }
+    }
+    // What is left is saved every five seconds: of 18 s that each server waits, 15 count for the next one.
+    assert_eq!(waited, 4 * 18_000);
+}
+
+/// Found by a seed: nothing was read before the first worker came.
+#[test]
+fn a_new_owner_asks_for_its_windows_at_once() {
+    let mut server = Server::start();
+    server.put(3);
+    let Server { mut tables, settings, now, .. } = server;
+    tables.epoch += 1;
+    let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5) };
+    let mut effects = Vec::new();
+    let owner = Owner::new(Millis(now), settings, identity, tables.metadata(), &mut effects).unwrap();
+    let load = |effect: &Effect| matches!(effect, Effect::Shard(shard_messages::Effect::Load { .. }));
+    assert!(effects.iter().any(load));
+    check::owner(&owner).unwrap();
+}
