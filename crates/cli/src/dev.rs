@@ -37,6 +37,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args) -> Done {
     args.log.begin()?;
+    let mut signals = serve::Signals::new()?;
     let floor_mib = 128;
     let mut server = serve::start(&args.data, args.listen, Settings::default(), floor_mib).await?;
     let url = format!("http://{}", server.addr());
@@ -62,15 +63,15 @@ pub(crate) async fn run(args: Args) -> Done {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) => Err(worker::failure(error)),
         },
-        told = serve::told_to_stop() => told?,
+        told = signals.told_to_stop() => told,
     };
     eprintln!("stopping: waiting for demo tasks to end; Ctrl-C once more to stop at once");
     let _ = drain.send(true);
     tokio::select! {
         _ = &mut working => {}
-        told = serve::told_to_stop() => drop(told?),
+        _ = signals.told_to_stop() => {}
     }
-    serve::stop(server).await
+    serve::stop(server, &mut signals).await
 }
 
 /// A line of the worker's, told apart from the server's.

@@ -11,7 +11,7 @@ use evenhand_core::owner::health::Thresholds;
 use evenhand_server::{Config, Server};
 use evenhand_store::Embedded;
 use evenhand_store::embedded::Options;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::log::LogArgs;
@@ -77,15 +77,16 @@ impl Times {
 
 pub(crate) async fn run(args: Args) -> Done {
     args.log.begin()?;
+    let mut signals = Signals::new()?;
     let settings = args.times.settings()?;
     let mut server = start(&args.data, args.listen, settings, args.floor).await?;
     println!("evenhand listens on http://{}, data in {}", server.addr(), args.data.display());
     let why = tokio::select! {
         ended = server.ended() => return ended.map(|()| ExitCode::SUCCESS).map_err(Failure::new),
-        why = told_to_stop() => why?,
+        why = signals.told_to_stop() => why,
     };
     info!("{why}: stopping in good order; once more to stop at once");
-    stop(server).await
+    stop(server, &mut signals).await
 }
 
 /// Opens the store and starts a server on it.
@@ -107,22 +108,37 @@ pub(crate) async fn start(
 }
 
 /// Stops in good order, or at once when somebody insists.
-pub(crate) async fn stop(server: Server) -> Done {
+pub(crate) async fn stop(server: Server, signals: &mut Signals) -> Done {
     tokio::select! {
         stopped = server.stop() => stopped.map(|()| ExitCode::SUCCESS).map_err(Failure::new),
-        insisted = told_to_stop() => {
-            warn!("{}: stopping at once; the next start will wait for its workers", insisted?);
+        insisted = signals.told_to_stop() => {
+            warn!("{insisted}: stopping at once; the next start will wait for its workers");
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-/// Waits for SIGTERM or Ctrl-C, and says which it was.
-pub(crate) async fn told_to_stop() -> Result<&'static str, Failure> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::new)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::new)?;
-    Ok(tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "Ctrl-C",
-    })
+/// SIGTERM and Ctrl-C. From when this is made, they no longer end the process by themselves.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> Result<Signals, Failure> {
+        let listen = |kind| signal(kind).map_err(Failure::new);
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for one of them, and says which it was.
+    pub(crate) async fn told_to_stop(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "Ctrl-C",
+        }
+    }
 }

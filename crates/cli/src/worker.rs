@@ -68,6 +68,7 @@ pub(crate) struct TrampolineArgs {
 
 pub(crate) async fn run(args: Args) -> Done {
     args.log.begin()?;
+    let mut signals = serve::Signals::new()?;
     let (drain, draining) = watch::channel(false);
     let mut worker = commands(args.server.server(), args.command).grace(args.grace).drain_on(draining);
     for (queue, weight) in &args.queues {
@@ -85,13 +86,11 @@ pub(crate) async fn run(args: Args) -> Done {
     let mut running = std::pin::pin!(worker.run());
     let ended = tokio::select! {
         ended = &mut running => ended,
-        told = serve::told_to_stop() => {
-            told?;
+        _ = signals.told_to_stop() => {
             let _ = drain.send(true);
             tokio::select! {
                 ended = running => ended,
-                told = serve::told_to_stop() => {
-                    told?;
+                _ = signals.told_to_stop() => {
                     // The guardian sees this process end, and kills what runs.
                     return Err(Failure::new("stopped at once: what ran is killed and will be run again"));
                 }

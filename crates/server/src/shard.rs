@@ -237,8 +237,11 @@ struct Owned<'a, S> {
     /// What ended runs left behind, until it is known what becomes of their tasks.
     endings: HashMap<TaskId, (Fence, Recent)>,
     commit: Option<(CommitId, Instant, Commit)>,
-    /// Who asked how a task ended, and waits for the commit that is on its way.
-    asked: Vec<(TaskId, oneshot::Sender<Option<Recent>>)>,
+    /// Commits that were begun, and that are durable.
+    sealed: u64,
+    durable: u64,
+    /// Who asked how a task ended, and after which commit that is known.
+    asked: Vec<(u64, TaskId, oneshot::Sender<Option<Recent>>)>,
     to_back: mpsc::UnboundedSender<Back>,
     back: Option<mpsc::UnboundedReceiver<Back>>,
     wake: Option<Millis>,
@@ -262,6 +265,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             fetching: HashMap::new(),
             endings: HashMap::new(),
             commit: None,
+            sealed: 0,
+            durable: 0,
             asked: Vec::new(),
             to_back,
             back: Some(back),
@@ -378,10 +383,20 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         self.shell.metrics.committed(began.elapsed());
         self.step(Input::Shard(ShardInput::Committed { commit }), effects);
         self.perform(effects);
-        for (task, reply) in std::mem::take(&mut self.asked) {
-            drop(reply.send(self.shell.events.recent(task).cloned()));
-        }
+        self.durable += 1;
+        self.answer_asked();
         Ok(())
+    }
+
+    /// Says how tasks ended, where that is known by now.
+    fn answer_asked(&mut self) {
+        for (after, task, reply) in std::mem::take(&mut self.asked) {
+            if after <= self.durable {
+                drop(reply.send(self.shell.events.recent(task).cloned()));
+            } else {
+                self.asked.push((after, task, reply));
+            }
+        }
     }
 
     fn close_sessions(&mut self) {
@@ -529,9 +544,12 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             Request::Ended { task, reply } => match self.shell.events.recent(task) {
                 Some(recent) => drop(reply.send(Some(recent.clone()))),
-                // The store may have forgotten it by the commit that is on its way back to us.
-                None if self.commit.is_some() => self.asked.push((task, reply)),
-                None => drop(reply.send(None)),
+                // Its end may be in a commit that is on its way, or about to be.
+                None => {
+                    let open = u64::from(self.owner.shard().unsealed() > 0);
+                    self.asked.push((self.sealed + open, task, reply));
+                    self.answer_asked();
+                }
             },
             Request::Watch { task, watcher } => self.shell.events.watch(task, watcher),
             Request::Look { reply } => drop(reply.send(self.view())),
@@ -604,6 +622,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     fn perform_shard(&mut self, effect: ShardEffect) {
         match effect {
             ShardEffect::Save { commit, changes } => {
+                self.sealed += 1;
                 self.shell.metrics.sealed(changes.len());
                 let (store, epoch) = (self.shell.store.clone(), self.owner.shard().epoch());
                 let saving = async move { store.commit(SHARD, epoch, changes).await };

@@ -36,9 +36,10 @@ pub(crate) async fn run(command: Command) -> Done {
         }
     };
     // Whichever way it ends, the server that was started for it is dropped with it, and that ends it.
+    let mut signals = serve::Signals::new()?;
     tokio::select! {
         done = measured => done,
-        told = serve::told_to_stop() => Err(Failure::new(format!("{}: stopped before it was measured", told?))),
+        told = signals.told_to_stop() => Err(Failure::new(format!("{told}: stopped before it was measured"))),
     }
 }
 
