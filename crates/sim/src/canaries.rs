@@ -2,13 +2,15 @@
 
 use evenhand_core::canary::Bug;
 
-use crate::world::FLAWS;
+use crate::world::{FLAWS, MISTAKES};
 use crate::{Canary, Options, Violation, play};
 
 /// Every canary and what is wrong with it.
 pub fn all() -> Vec<(Canary, &'static str)> {
     let core = Bug::ALL.iter().map(|&bug| (Canary::Core(bug), bug.text()));
-    core.chain(FLAWS.iter().map(|&(flaw, text)| (Canary::Store(flaw), text))).collect()
+    let store = FLAWS.iter().map(|&(flaw, text)| (Canary::Store(flaw), text));
+    let world = MISTAKES.iter().map(|&(mistake, text)| (Canary::World(mistake), text));
+    core.chain(store).chain(world).collect()
 }
 
 /// Plays seeds until the bug is noticed: a world breaks, or the core panics, that is well without the bug.

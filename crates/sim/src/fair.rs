@@ -80,7 +80,7 @@ struct World {
 pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
     let bug = match options.canary {
         Some(Canary::Core(bug)) => Some(bug),
-        Some(Canary::Store(_)) | None => None,
+        Some(Canary::Store(_) | Canary::World(_)) | None => None,
     };
     let mut rng = Rng::new(seed);
     let tenants = *rng.pick(&[

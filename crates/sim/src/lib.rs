@@ -1,8 +1,8 @@
 //! The simulator: how we come to trust the core.
 //!
 //! One seed decides everything: clock, tenants, faults, crashes. Two worlds are played with each seed.
-//! [`world`] is chaotic and checks safety: nothing accepted is lost, nothing runs twice at once,
-//! everything drains. [`fair`] is in lock step ([`driver`]) and checks order and fairness exactly.
+//! [`world`] is chaotic and checks safety: nothing accepted is lost, nothing runs twice at once (measured at
+//! the processes of workers), everything drains. [`fair`] is in lock step ([`driver`]) and checks order and fairness exactly.
 //! With [`Options::disk`] the embedded store plays beside the model, crashes with its owner, and must
 //! give every answer that the model gives. [`oracle`] looks on and knows nothing of the core; [`canaries`] proves that they would notice: each
 //! deliberate bug must be caught. [`scenario`] plays small situations written as text; [`day`] shows a
@@ -82,13 +82,22 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A deliberate bug, in the core or in the store.
+/// A deliberate mistake of those around the core: servers, worker runtimes, guardians.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// A guardian lets go of its seat's lock while runs of its process are alive.
+    LockNotHeld,
+}
+
+/// A deliberate bug, in the core, in the store or around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Canary {
     /// In the core.
     Core(Bug),
     /// In the store.
     Store(Flaw),
+    /// In what a world does in the place of a server or a worker's runtime.
+    World(Mistake),
 }
 
 /// Plays all worlds of a seed.

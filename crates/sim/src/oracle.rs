@@ -1,11 +1,11 @@
-//! What an onlooker can say about a world: he sees what callers were told, what the store applied and
-//! what workers ran, and knows nothing of the core.
+//! What an onlooker can say about a world: he sees what callers and workers were told, what the store applied
+//! and which processes ran when, and knows nothing of the core.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Level, VTime};
-use evenhand_core::names::{Epoch, Fence, Key, LaneId, TaskId};
-use evenhand_core::{Change, Run};
+use evenhand_core::names::{Epoch, Fence, Key, LaneId, RequestKey, TaskId};
+use evenhand_core::{Change, Run, Task};
 use evenhand_store::Tables;
 
 /// The onlooker's notes.
@@ -19,8 +19,12 @@ pub struct Oracle {
     accepted: BTreeSet<TaskId>,
     /// Tasks that somebody was told have ended.
     told_ended: BTreeSet<TaskId>,
-    /// What runs at this moment, really.
+    /// What runs at this moment, really: a process is alive.
     running: BTreeMap<TaskId, Fence>,
+    /// The attempt of every run that an owner has sent to a worker.
+    dispatched: BTreeMap<(TaskId, Fence), u16>,
+    /// Requests that their callers named: how many tasks they have, which became durable, and what was told.
+    named: BTreeMap<RequestKey, Named>,
     /// The highest F ever saved for a key, and A and V for a lane.
     finishes: BTreeMap<(LaneId, Key), VTime>,
     lanes: BTreeMap<LaneId, (Level, VTime)>,
@@ -29,7 +33,57 @@ pub struct Oracle {
     pub starts: u64,
 }
 
+/// A request that its caller named, to be accepted once however often it is sent.
+#[derive(Clone, Debug, Default)]
+struct Named {
+    tasks: usize,
+    stored: BTreeSet<TaskId>,
+    told: Option<Vec<TaskId>>,
+}
+
+/// The payload of a task of a named request: by it the onlooker knows where it came from.
+pub fn named_payload(key: RequestKey) -> Vec<u8> {
+    [b"named".as_slice(), &key.0.to_be_bytes()].concat()
+}
+
+fn name_of(payload: &[u8]) -> Option<RequestKey> {
+    let key = payload.strip_prefix(b"named")?.try_into().ok()?;
+    Some(RequestKey(u128::from_be_bytes(key)))
+}
+
 impl Oracle {
+    /// A caller is about to name a request of so many tasks.
+    pub fn names(&mut self, key: RequestKey, tasks: usize) {
+        self.named.insert(key, Named { tasks, ..Named::default() });
+    }
+
+    /// A caller was told which tasks its named request became.
+    pub fn told_named(&mut self, key: RequestKey, tasks: &[TaskId]) -> Result<(), String> {
+        let named = self.named.entry(key).or_default();
+        let before = named.told.get_or_insert_with(|| tasks.to_vec());
+        if before == tasks && named.stored.iter().eq(tasks) {
+            return Ok(());
+        }
+        Err(format!("request {key} became {before:?}, {:?} in the store, and now {tasks:?}", named.stored))
+    }
+
+    /// An owner sent a run to a worker.
+    pub fn dispatched(&mut self, run: &Run) {
+        self.dispatched.insert((run.task, run.fence), run.attempt);
+    }
+
+    /// An owner told a worker that the end of a run is durable, or that it counts no more.
+    pub fn acknowledged(&self, tables: &Tables, task: TaskId, fence: Fence) -> Result<(), String> {
+        let later = |at: &(TaskId, Fence)| at.0 == task && at.1 > fence;
+        let attempt = self.dispatched.get(&(task, fence)).copied().unwrap_or(0);
+        let counted = tables.tasks.get(&task).is_none_or(|task| task.attempt > attempt);
+        let replaced = || self.dispatched.range((task, fence)..).nth(1).is_some_and(|(at, _)| later(at));
+        if self.ended.contains(&task) || counted || replaced() {
+            return Ok(());
+        }
+        Err(format!("the end of task {task}, run {fence:?}, was acknowledged but is not durable"))
+    }
+
     /// A caller was told that these are accepted.
     pub fn told_accepted(&mut self, tasks: &[TaskId]) -> Result<(), String> {
         for &task in tasks {
@@ -56,7 +110,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A worker started a run.
+    /// A process of a run began.
     pub fn started(&mut self, run: &Run) -> Result<(), String> {
         self.starts += 1;
         if let Some(other) = self.running.insert(run.task, run.fence) {
@@ -68,9 +122,14 @@ impl Oracle {
         Ok(())
     }
 
-    /// A run is over, or its worker is dead.
+    /// The process of a run is gone.
     pub fn stopped(&mut self, task: TaskId) {
         self.running.remove(&task);
+    }
+
+    /// The runs that are alive.
+    pub fn alive(&self) -> &BTreeMap<TaskId, Fence> {
+        &self.running
     }
 
     /// The store is about to apply these changes.
@@ -83,6 +142,7 @@ impl Oracle {
             match change {
                 Change::Accepted(task) => {
                     self.stored.insert(task.id);
+                    self.stores_named(task)?;
                     charge(task.lane, &task.key, task.charge.span());
                 }
                 Change::Requeued { lane, from: Some(_), row, .. } => {
@@ -147,6 +207,19 @@ impl Oracle {
         }
         if let Some(((lane, key), owed)) = charged.into_iter().next() {
             return Err(format!("key {key} in lane {lane} owes {owed}, and its record was not saved"));
+        }
+        Ok(())
+    }
+
+    fn stores_named(&mut self, task: &Task) -> Result<(), String> {
+        let Some((key, named)) =
+            name_of(&task.payload).and_then(|key| self.named.get_mut(&key).map(|named| (key, named)))
+        else {
+            return Ok(());
+        };
+        named.stored.insert(task.id);
+        if named.stored.len() > named.tasks {
+            return Err(format!("request {key} was accepted twice: {:?}", named.stored));
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! What a seed decides before a chaotic world begins: who the tenants are, how much memory there is,
-//! and how much goes wrong.
+//! when a worker counts as lost, and how much goes wrong. Times are drawn as parts of `lost_after`, so that
+//! a world with quick thresholds is a short one, and as eventful as any other.
 
 use evenhand_core::Bounds;
+use evenhand_core::owner::health::Thresholds;
 
 use crate::rng::Rng;
 
@@ -22,6 +24,97 @@ pub enum Arrivals {
     Canceled,
 }
 
+/// What mostly goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing: what happens there is not the weather.
+    None,
+    /// A little of everything, or much of it.
+    All,
+    /// Servers crash, are replaced while they run, and drop their owners.
+    Servers,
+    /// Servers stop in good order, and workers are cut off just then.
+    Stops,
+    /// Workers are cut off and connections break.
+    Network,
+    /// Processes are stopped for a while.
+    Sleep,
+    /// Workers die, in every way there is.
+    Deaths,
+}
+
+/// How often what goes wrong, per thousand.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rates {
+    /// Of commits: it fails, in one of several ways.
+    pub commit: u64,
+    /// Of reads: it fails.
+    pub read: u64,
+    /// Of changes of weather: the server crashes.
+    pub crash: u64,
+    /// The same: another owner takes over while the first goes on.
+    pub zombie: u64,
+    /// The same: the server stops in good order.
+    pub stop: u64,
+    /// The same: a worker ends, in one of several ways.
+    pub death: u64,
+    /// The same: a worker is cut off, in one or both directions.
+    pub partition: u64,
+    /// The same: a connection breaks, or stalls.
+    pub broken: u64,
+    /// The same: a process is stopped for a while.
+    pub pause: u64,
+    /// Of moments at which it would be worst: the worst happens.
+    pub murphy: u64,
+}
+
+impl Rates {
+    fn new(trouble: Trouble, rng: &mut Rng) -> Rates {
+        let read = *rng.pick(&[0, 20, 300]);
+        match trouble {
+            Trouble::None => Rates::default(),
+            Trouble::All => Rates {
+                commit: *rng.pick(&[0, 5, 50]),
+                read,
+                crash: *rng.pick(&[0, 20, 120]),
+                zombie: *rng.pick(&[0, 20, 120]),
+                stop: *rng.pick(&[0, 20, 120]),
+                death: *rng.pick(&[0, 20, 120]),
+                partition: *rng.pick(&[0, 40, 150]),
+                broken: *rng.pick(&[0, 40, 150]),
+                pause: *rng.pick(&[0, 30, 100]),
+                murphy: *rng.pick(&[0, 50, 200]),
+            },
+            Trouble::Servers => Rates {
+                commit: *rng.pick(&[0, 5, 20]),
+                read,
+                crash: *rng.pick(&[10, 60]),
+                zombie: *rng.pick(&[0, 40]),
+                stop: *rng.pick(&[0, 10]),
+                murphy: *rng.pick(&[30, 100]),
+                ..Rates::default()
+            },
+            Trouble::Stops => Rates { read, stop: *rng.pick(&[20, 40]), murphy: 200, ..Rates::default() },
+            Trouble::Network => {
+                Rates { partition: *rng.pick(&[50, 150]), broken: *rng.pick(&[0, 80]), ..Rates::default() }
+            }
+            Trouble::Sleep => Rates { pause: *rng.pick(&[50, 150]), ..Rates::default() },
+            Trouble::Deaths => Rates { death: *rng.pick(&[50, 150]), ..Rates::default() },
+        }
+    }
+}
+
+/// How clocks go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drift {
+    /// Not at all.
+    None,
+    /// Each as it likes, by up to a hundredth.
+    Any,
+    /// The worst there is: workers live by slow clocks, and servers lose patience by fast ones.
+    Worst,
+}
+
 /// A world to be played.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -37,30 +130,42 @@ pub struct Plan {
     pub priorities: u64,
     /// Classes in use.
     pub classes: u64,
-    /// Workers.
+    /// Seats of workers.
     pub workers: u64,
     /// Slots of a worker, at most.
     pub slots: u64,
     /// How many times clients act.
     pub actions: u64,
-    /// The longest delay of a message or a store operation.
+    /// How many times the weather may change.
+    pub weather: u64,
+    /// How long clients act and things go wrong.
+    pub span_ms: u64,
+    /// What counts for workers; the second sometimes holds for one owner.
+    pub thresholds: [Thresholds; 2],
+    /// How long workers may go on without a server that stopped in good order.
+    pub absence_ms: u64,
+    /// How clocks go wrong.
+    pub drift: Drift,
+    /// The longest delay of a store operation.
     pub delay_ms: u64,
-    /// The longest run.
+    /// The longest delay of a message on a network that is well.
+    pub net_ms: u64,
+    /// How long it takes at most to kill a run.
+    pub kill_ms: u64,
+    /// The longest run, but for the long ones.
     pub run_ms: u64,
-    /// Per thousand: a commit fails, in one of several ways.
-    pub commit_fault: u64,
-    /// Per thousand: a read fails.
-    pub read_fault: u64,
-    /// Per thousand of client actions: the owner crashes.
-    pub crash: u64,
-    /// Per thousand of client actions: another owner takes over while the first goes on.
-    pub zombie: u64,
-    /// Per thousand of client actions: a worker dies.
-    pub worker_death: u64,
+    /// Per thousand: a run may take longer than a worker lives without a server. A few do, in a world.
+    pub long_run: u64,
+    /// What mostly goes wrong.
+    pub trouble: Trouble,
+    /// How often what goes wrong.
+    pub rates: Rates,
     /// Per thousand: a run fails.
     pub run_fault: u64,
-    /// Per thousand: a worker refuses a dispatch.
+    /// Per thousand: a run cannot be started.
     pub refusal: u64,
+    /// Per thousand of enqueues: the caller names the request.
+    pub named: u64,
 }
 
 impl Plan {
@@ -74,8 +179,24 @@ impl Plan {
             Arrivals::OneShot,
             Arrivals::Canceled,
         ]);
-        // A third of the worlds is calm, so that what goes wrong there is not the weather.
-        let rough = if rng.chance(333) { 0 } else { 1 };
+        let trouble = *rng.pick(&[
+            Trouble::None,
+            Trouble::None,
+            Trouble::All,
+            Trouble::Servers,
+            Trouble::Servers,
+            Trouble::Stops,
+            Trouble::Network,
+            Trouble::Network,
+            Trouble::Sleep,
+            Trouble::Deaths,
+        ]);
+        let lost_ms = *rng.pick(&[500, 600, 1_000, 3_000]);
+        let first = thresholds(rng, lost_ms);
+        let other = lost_ms * rng.range(1, 4);
+        let second = thresholds(rng, other);
+        let quickest = first.unhealthy_after_ms.min(second.unhealthy_after_ms);
+        let absence = *rng.pick(&[0, 1, 4, 12]);
         Plan {
             bounds: Bounds {
                 window_rows: *rng.pick(&[1, 2, 3, 5, 12, 40, 1000]),
@@ -93,16 +214,41 @@ impl Plan {
             classes: rng.range(1, 2),
             workers: rng.range(1, 4),
             slots: rng.range(1, 4),
-            actions: rng.range(20, 150),
-            delay_ms: *rng.pick(&[0, 1, 5, 50, 300]),
-            run_ms: *rng.pick(&[1, 20, 200, 3_000]),
-            commit_fault: rough * *rng.pick(&[0, 5, 50]),
-            read_fault: rough * *rng.pick(&[0, 20, 300]),
-            crash: rough * *rng.pick(&[0, 10, 60]),
-            zombie: rough * *rng.pick(&[0, 10, 60]),
-            worker_death: rough * *rng.pick(&[0, 10, 50]),
+            actions: rng.range(20, 120),
+            weather: if trouble == Trouble::None { 0 } else { 40 },
+            span_ms: lost_ms * rng.range(3, 12),
+            thresholds: [first, second],
+            absence_ms: absence * lost_ms,
+            drift: *rng.pick(&[Drift::None, Drift::Any, Drift::Worst]),
+            delay_ms: (*rng.pick(&[0, 1, 5, 50, 300])).min(lost_ms / 8),
+            net_ms: *rng.pick(&[0, 1, 10, quickest / 8, quickest / 4]),
+            kill_ms: *rng.pick(&[0, 10, 80]),
+            run_ms: *rng.pick(&[1, 20, lost_ms / 4, lost_ms, 2 * lost_ms]),
+            long_run: *rng.pick(&[20, 100, 400]),
+            trouble,
+            rates: Rates::new(trouble, rng),
             run_fault: *rng.pick(&[0, 50, 400]),
             refusal: *rng.pick(&[0, 20, 200]),
+            named: *rng.pick(&[0, 300]),
         }
     }
+
+    /// How long a long run takes at most.
+    pub fn long_run_ms(&self) -> u64 {
+        2 * (self.longest_lost_ms() + self.absence_ms)
+    }
+
+    /// The longest time after which an owner of this plan gives a silent worker up.
+    pub fn longest_lost_ms(&self) -> u64 {
+        self.thresholds[0].lost_after_ms.max(self.thresholds[1].lost_after_ms)
+    }
+}
+
+/// Thresholds that make sense together.
+fn thresholds(rng: &mut Rng, lost_after_ms: u64) -> Thresholds {
+    let unhealthy_after_ms = lost_after_ms / rng.range(2, 4);
+    let heartbeat_ms = unhealthy_after_ms / rng.range(2, 3);
+    let thresholds = Thresholds { heartbeat_ms, unhealthy_after_ms, lost_after_ms };
+    debug_assert_eq!(thresholds.check(), Ok(()), "{thresholds:?}");
+    thresholds
 }

@@ -1,0 +1,138 @@
+//! Clients: they enqueue, cancel, change weights, and say the same again when they named what they asked for,
+//! to whoever they take for the owner.
+
+use evenhand_core::backlog::Cost;
+use evenhand_core::messages::Input;
+use evenhand_core::names::{Class, Key, Priority, QueueName, RequestId, RequestKey, TaskId};
+use evenhand_core::{NewTask, Refusal};
+
+use super::clock::ms;
+use super::{Event, World, queue_name, weight};
+use crate::oracle::named_payload;
+use crate::plan::Arrivals;
+
+/// A request that its caller named.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    key: RequestKey,
+    queue: QueueName,
+    tasks: Vec<NewTask>,
+}
+
+impl World {
+    pub(super) fn clients_act(&mut self) -> Result<(), String> {
+        if self.actions_left == 0 {
+            return Ok(());
+        }
+        self.actions_left -= 1;
+        let mean = ms(self.plan.span_ms) / self.plan.actions.max(1);
+        let pause = match self.plan.arrivals {
+            Arrivals::Bursts => *self.rng.pick(&[0, 0, 0, 4 * mean]),
+            Arrivals::Steady | Arrivals::Zipf | Arrivals::Giant | Arrivals::OneShot | Arrivals::Canceled => {
+                self.rng.below(2 * mean)
+            }
+        };
+        self.at(pause, Event::ClientsAct);
+        // Most requests reach the owner; some reach one that only believes it is.
+        let mistaken = self.rng.chance(100);
+        let zombie = self.owners.len().checked_sub(2).filter(|_| mistaken);
+        let Some(owner) = zombie.or(self.current) else { return Ok(()) };
+        let input = self.request().map_err(|refusal| refusal.to_string())?;
+        self.soon(Event::ToOwner(owner, input));
+        if self.plan.arrivals == Arrivals::Canceled && self.rng.chance(300) {
+            self.cancel_many(owner);
+        }
+        Ok(())
+    }
+
+    fn next_request(&mut self) -> RequestId {
+        self.next_request += 1;
+        RequestId(self.next_request)
+    }
+
+    fn request(&mut self) -> Result<Input, Refusal> {
+        let request = self.next_request();
+        let queue = queue_name(self.rng.below(self.plan.queues));
+        match self.rng.below(100) {
+            0..=4 => {
+                let key = self.key()?;
+                let weight = self.rng.chance(700).then(|| weight(self.rng.range(1, 1_000_000)));
+                Ok(Input::SetWeight { request, queue, key, weight })
+            }
+            5..=14 if !self.tasks_seen.is_empty() => {
+                Ok(Input::Cancel { request, task: *self.rng.pick(&self.tasks_seen) })
+            }
+            15..=30 if !self.named.is_empty() => {
+                let Named { key, queue, tasks } = self.rng.pick(&self.named).clone();
+                self.keys_of_requests.insert(request, key);
+                Ok(Input::Enqueue { request, queue, tasks, once: Some(key) })
+            }
+            _ => {
+                let tasks = match self.plan.arrivals {
+                    Arrivals::Steady | Arrivals::Zipf => self.rng.range(1, 4),
+                    Arrivals::Bursts | Arrivals::OneShot => self.rng.range(1, 12),
+                    Arrivals::Giant => self.rng.range(1, 8),
+                    Arrivals::Canceled => self.rng.range(5, 40),
+                };
+                let tasks: Result<Vec<NewTask>, Refusal> = (0..tasks).map(|_| self.task()).collect();
+                let mut tasks = tasks?;
+                let once = self.rng.chance(self.plan.named).then(|| {
+                    let key = RequestKey(u128::from(request.0));
+                    tasks.iter_mut().for_each(|task| task.payload = named_payload(key).into());
+                    self.oracle.names(key, tasks.len());
+                    self.keys_of_requests.insert(request, key);
+                    self.named.push(Named { key, queue: queue.clone(), tasks: tasks.clone() });
+                    key
+                });
+                Ok(Input::Enqueue { request, queue, tasks, once })
+            }
+        }
+    }
+
+    /// A caller reads that its tasks are accepted.
+    pub(super) fn told_accepted(&mut self, request: RequestId, tasks: &[TaskId]) -> Result<(), String> {
+        self.oracle.told_accepted(tasks)?;
+        match self.keys_of_requests.get(&request) {
+            Some(&key) => self.oracle.told_named(key, tasks),
+            None => Ok(()),
+        }
+    }
+
+    fn cancel_many(&mut self, owner: usize) {
+        let some = self.tasks_seen.len().saturating_sub(60);
+        let spare = self.rng.range(2, 10);
+        let tasks: Vec<TaskId> = self.tasks_seen[some..].to_vec();
+        for task in tasks {
+            if task.0 % spare != 0 {
+                let request = self.next_request();
+                self.soon(Event::ToOwner(owner, Input::Cancel { request, task }));
+            }
+        }
+    }
+
+    fn key(&mut self) -> Result<Key, Refusal> {
+        let n = match self.plan.arrivals {
+            Arrivals::Giant if self.rng.chance(900) => 0,
+            Arrivals::Zipf => self.rng.zipf(self.plan.keys),
+            Arrivals::OneShot => {
+                self.next_key += 1;
+                self.plan.keys + self.next_key
+            }
+            Arrivals::Steady | Arrivals::Bursts | Arrivals::Giant | Arrivals::Canceled => {
+                self.rng.below(self.plan.keys)
+            }
+        };
+        Key::new(&format!("k{n}"))
+    }
+
+    fn task(&mut self) -> Result<NewTask, Refusal> {
+        let mut task = NewTask::new(self.key()?);
+        task.weight = weight(*self.rng.pick(&[1, 200, 1000, 1000, 1000, 5000, 1_000_000]));
+        task.priority = Priority(self.rng.below(self.plan.priorities) as u8);
+        task.class = Class(self.rng.below(self.plan.classes) as u8);
+        task.cost = Cost::new(*self.rng.pick(&[1, 1000, 1000, 1000, 7000]))?;
+        task.max_attempts = self.rng.range(1, 4) as u16;
+        task.payload = vec![7; self.rng.below(20) as usize].into();
+        Ok(task)
+    }
+}

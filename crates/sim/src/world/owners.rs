@@ -1,0 +1,390 @@
+//! Owners. A server takes the shard and steps its owner until it crashes, is stopped, or learns that a commit
+//! failed; then it, or another server, takes the shard again. Sometimes another takes it while the first goes on,
+//! as a zombie. A server that is paused hears nothing: what arrives waits for it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use evenhand_core::messages::{self, Answer};
+use evenhand_core::names::{CommitId, Fence, SessionId, StoreId, TaskId, WorkerId};
+use evenhand_core::owner::messages::{Effect, Input};
+use evenhand_core::owner::{Identity, Owner, Settings};
+use evenhand_core::worker::Down;
+use evenhand_core::{Change, canary, check};
+use evenhand_store::{Fault, Store, ready};
+
+use super::clock::{Clock, ms};
+use super::network::Said;
+use super::{Event, World};
+use crate::driver::SHARD;
+use crate::reads::Read;
+
+/// A server process: what stays when it drops its owner and takes the shard again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Server {
+    clock: Clock,
+    /// Which of the plan's thresholds it was started with.
+    thresholds: usize,
+}
+
+/// A process that believes it owns the shard.
+#[derive(Debug)]
+pub(super) struct OwnerState {
+    pub(super) core: Owner,
+    server: Server,
+    pub(super) alive: bool,
+    pub(super) paused: bool,
+    inbox: VecDeque<Fact>,
+    /// The session of each worker's latest welcome.
+    routes: BTreeMap<WorkerId, usize>,
+    wake: u64,
+    due: bool,
+    pub(super) unsent: VecDeque<(CommitId, Vec<Change>)>,
+    pub(super) in_flight: bool,
+    sealing: bool,
+}
+
+/// What an owner's server is about to learn.
+#[derive(Clone, Debug)]
+enum Fact {
+    Input(Input),
+    Applied(CommitId, bool),
+}
+
+impl World {
+    /// Somebody takes the shard: a new server, or one that has dropped its owner.
+    pub(super) fn take_over(&mut self, server: Option<Server>) -> Result<(), String> {
+        if !self.calm && self.rng.chance(self.plan.rates.commit) {
+            self.store.fail_take(*self.rng.pick(&[Fault::Lost, Fault::AnswerLost]));
+        }
+        let before = self.store.look(SHARD, |tables| tables.epoch);
+        let taken = ready(self.store.take(SHARD));
+        if let Some(disk) = &mut self.disk
+            && self.store.look(SHARD, |tables| tables.epoch) > before
+        {
+            disk.take(taken.as_ref().ok())?;
+        }
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(_) => {
+                self.soon(Event::TakeOver(server));
+                return Ok(());
+            }
+        };
+        self.oracle.taken(taken.epoch)?;
+        if let Some(zombie) = self.current {
+            self.cut_off(zombie);
+        }
+        let server = match server {
+            Some(server) => server,
+            None => Server {
+                clock: Clock::of_server(&mut self.rng, self.plan.drift),
+                thresholds: usize::from(self.rng.chance(500)),
+            },
+        };
+        self.thresholds = self.plan.thresholds[server.thresholds];
+        let settings = Settings {
+            bounds: self.plan.bounds.clone(),
+            thresholds: self.thresholds,
+            absence_ms: self.plan.absence_ms,
+        };
+        let identity =
+            Identity { epoch: taken.epoch, seed: self.options.hash_seed, store: StoreId(taken.epoch.0 + 7) };
+        let canary = self.bug.map_or_else(canary::Canary::default, canary::Canary::new);
+        let mut effects = Vec::new();
+        let now = server.clock.read(self.now);
+        let core = Owner::with_canary(now, settings, identity, taken.metadata, canary, &mut effects)?;
+        let owner = self.owners.len();
+        self.owners.push(OwnerState {
+            core,
+            server,
+            alive: true,
+            paused: false,
+            inbox: VecDeque::new(),
+            routes: BTreeMap::new(),
+            wake: 0,
+            due: false,
+            unsent: VecDeque::new(),
+            in_flight: false,
+            sealing: false,
+        });
+        self.current = Some(owner);
+        self.perform(owner, effects)?;
+        self.seal_soon(owner);
+        self.tell_room();
+        Ok(())
+    }
+
+    pub(super) fn tell_room(&mut self) {
+        if let Some(owner) = self.current {
+            let room = messages::Input::Room { enough: self.store.room().is_ok() };
+            self.at(ms(1), Event::ToOwner(owner, room));
+        }
+    }
+
+    /// An owner learned that it must not go on. If it was the right one, its server drops it, closes all
+    /// connections and takes the shard again.
+    fn drop_owner(&mut self, owner: usize) {
+        self.owners[owner].alive = false;
+        self.owners[owner].unsent.clear();
+        if self.current == Some(owner) {
+            self.current = None;
+            self.hang_up_all(owner);
+            self.soon(Event::TakeOver(Some(self.owners[owner].server)));
+        }
+    }
+
+    /// The server dies, and another is started after a while.
+    pub(super) fn crash(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.crash();
+        }
+        let Some(owner) = self.current.take() else { return };
+        self.owners[owner].alive = false;
+        self.owners[owner].unsent.clear();
+        self.cut_off(owner);
+        let lost = self.lost_ms();
+        let down = *self.rng.pick(&[self.plan.delay_ms, self.plan.delay_ms, lost / 4, lost]);
+        let pause = self.rng.below(ms(down) + 1);
+        self.at(pause, Event::TakeOver(None));
+    }
+
+    /// A server has stopped in good order. What it said last may get lost.
+    fn stopped(&mut self, owner: usize) {
+        self.owners[owner].alive = false;
+        self.owners[owner].unsent.clear();
+        if self.current != Some(owner) {
+            return;
+        }
+        self.current = None;
+        self.murphy_at_stop(owner);
+        if self.rng.chance(300) {
+            self.cut_off(owner);
+        } else {
+            self.hang_up_all(owner);
+        }
+        let absence = self.plan.absence_ms;
+        let soon = self.plan.delay_ms;
+        let away = *self.rng.pick(&[soon, soon, absence / 8, absence + absence / 8]);
+        let pause = self.rng.below(ms(away) + 1);
+        self.at(pause, Event::TakeOver(None));
+    }
+
+    /// Something reaches an owner, now or when its server continues.
+    pub(super) fn tell_owner(&mut self, owner: usize, input: Input) -> Result<(), String> {
+        self.tell(owner, Fact::Input(input))
+    }
+
+    /// A commit's outcome reaches its owner.
+    pub(super) fn applied(&mut self, owner: usize, commit: CommitId, happened: bool) -> Result<(), String> {
+        self.tell(owner, Fact::Applied(commit, happened))
+    }
+
+    fn tell(&mut self, owner: usize, fact: Fact) -> Result<(), String> {
+        let state = &mut self.owners[owner];
+        if !state.alive {
+            return Ok(());
+        }
+        if state.paused {
+            state.inbox.push_back(fact);
+            return Ok(());
+        }
+        match fact {
+            Fact::Input(input) => self.step(owner, input),
+            Fact::Applied(commit, true) => {
+                state.in_flight = false;
+                self.send_next(owner);
+                self.step(owner, Input::Shard(messages::Input::Committed { commit }))
+            }
+            Fact::Applied(_, false) => {
+                self.drop_owner(owner);
+                Ok(())
+            }
+        }
+    }
+
+    /// The time has come that an owner wished to be woken at.
+    pub(super) fn wake_owner(&mut self, owner: usize, number: u64) -> Result<(), String> {
+        let state = &mut self.owners[owner];
+        if state.wake != number || !state.alive {
+            return Ok(());
+        }
+        if state.paused {
+            state.due = true;
+            return Ok(());
+        }
+        self.step(owner, Input::Tick)
+    }
+
+    /// A server that was stopped goes on: with what waits in its sockets, or with its timers.
+    pub(super) fn continue_owner(&mut self, owner: usize) -> Result<(), String> {
+        if !std::mem::replace(&mut self.owners[owner].paused, false) {
+            return Ok(());
+        }
+        if self.rng.chance(500) && std::mem::replace(&mut self.owners[owner].due, false) {
+            self.tell_owner(owner, Input::Tick)?;
+        }
+        for fact in std::mem::take(&mut self.owners[owner].inbox) {
+            self.tell(owner, fact)?;
+        }
+        if std::mem::replace(&mut self.owners[owner].due, false) {
+            self.tell_owner(owner, Input::Tick)?;
+        }
+        if std::mem::replace(&mut self.owners[owner].sealing, false) {
+            self.seal_soon(owner);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, owner: usize, input: Input) -> Result<(), String> {
+        let state = &mut self.owners[owner];
+        let mut effects = Vec::new();
+        state.core.step(state.server.clock.read(self.now), input, &mut effects);
+        // What a zombie believes is past; it only must not do harm.
+        if self.current == Some(owner) && !self.options.blind {
+            check::owner(&state.core)?;
+        }
+        self.perform(owner, effects)?;
+        self.seal_soon(owner);
+        self.knows_what_runs()
+    }
+
+    /// An owner whose gate is open knows every run that is alive: it starts whatever it does not know.
+    pub(super) fn knows_what_runs(&self) -> Result<(), String> {
+        let Some(owner) = self.current.map(|owner| &self.owners[owner].core) else { return Ok(()) };
+        let unknown =
+            |task: TaskId, fence: Fence| owner.shard().run(task).is_none_or(|run| run.fence != fence);
+        match self.oracle.alive().iter().find(|&(&task, &fence)| unknown(task, fence)) {
+            Some((task, fence)) if owner.gate().open => {
+                Err(format!("task {task} runs as {fence:?}, and the owner takes it for dead"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn seal_soon(&mut self, owner: usize) {
+        if self.owners[owner].alive && !std::mem::replace(&mut self.owners[owner].sealing, true) {
+            let delay = self.rng.below(ms(2) + 1);
+            self.at(delay, Event::Seal(owner));
+        }
+    }
+
+    pub(super) fn seal(&mut self, owner: usize) -> Result<(), String> {
+        if !self.owners[owner].alive || self.owners[owner].paused {
+            return Ok(()); // a paused one does it when it continues
+        }
+        self.owners[owner].sealing = false;
+        let mut effects = Vec::new();
+        self.owners[owner].core.seal(&mut effects);
+        self.perform(owner, effects)
+    }
+
+    fn perform(&mut self, owner: usize, effects: Vec<Effect>) -> Result<(), String> {
+        for effect in effects {
+            if self.options.digest {
+                self.note(&effect);
+            }
+            if self.options.trace {
+                println!("    owner {owner}: {effect:?}");
+            }
+            match effect {
+                Effect::Shard(effect) => self.perform_for_shard(owner, effect)?,
+                Effect::Welcome { session, worker, store, thresholds } => {
+                    self.owners[owner].routes.insert(worker, session.0 as usize);
+                    self.say(owner, session, Down::Welcome { store, thresholds });
+                }
+                Effect::Refuse { session, then, .. } => {
+                    self.say(owner, session, Down::Die { then });
+                    self.hang_up(session.0 as usize);
+                }
+                Effect::Answer { session, number } => self.say(owner, session, Down::Answer { number }),
+                Effect::Absence { session, ms } => self.say(owner, session, Down::Absence { ms }),
+                Effect::Stopped => self.stopped(owner),
+                Effect::Note(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, owner: usize, session: SessionId, down: Down) {
+        let epoch = self.owners[owner].core.shard().epoch();
+        self.send_down(session.0 as usize, Said::Down(epoch, down));
+    }
+
+    /// Says something to a worker, in the session of its latest welcome.
+    fn say_to(&mut self, owner: usize, worker: WorkerId, down: Down) {
+        if let Some(&link) = self.owners[owner].routes.get(&worker) {
+            self.say(owner, SessionId(link as u64), down);
+        }
+    }
+
+    fn perform_for_shard(&mut self, owner: usize, effect: messages::Effect) -> Result<(), String> {
+        use messages::Effect;
+        match effect {
+            Effect::Save { commit, changes } => {
+                self.owners[owner].unsent.push_back((commit, changes));
+                self.send_next(owner);
+            }
+            Effect::Load { load, lane, above, limit } => {
+                self.soon(Event::Read(owner, Read::Lane { load, lane, above, limit }));
+            }
+            Effect::LoadTask { load, task } => self.soon(Event::Read(owner, Read::Task { load, task })),
+            Effect::Start { worker, run, .. } => {
+                self.oracle.dispatched(&run);
+                if let Some(&link) = self.owners[owner].routes.get(&worker) {
+                    self.murphy_at_start(self.links[link].process);
+                }
+                self.say_to(owner, worker, Down::Start { run });
+            }
+            Effect::Stop { worker, task, fence } => self.say_to(owner, worker, Down::Stop { task, fence }),
+            Effect::Acknowledge { worker, task, fence } => {
+                self.store.look(SHARD, |tables| self.oracle.acknowledged(tables, task, fence))?;
+                self.say_to(owner, worker, Down::Acknowledge { task, fence });
+            }
+            Effect::Answer { request, answer: Ok(Answer::Accepted(tasks)) } => {
+                self.told_accepted(request, &tasks)?;
+                self.tasks_seen.extend(tasks);
+            }
+            Effect::Answer { request, answer: Ok(Answer::AcceptedBefore(tasks)) } => {
+                self.told_accepted(request, &tasks)?;
+            }
+            Effect::Answer {
+                answer: Ok(Answer::WeightSet | Answer::Canceled | Answer::Stopping) | Err(_),
+                ..
+            } => {}
+            Effect::Finished { task, .. } => self.oracle.told_ended(task)?,
+            Effect::Wake { at } => {
+                let state = &mut self.owners[owner];
+                state.wake += 1;
+                let (number, at) = (state.wake, state.server.clock.when(at));
+                self.at_time(at, Event::WakeOwner(owner, number));
+            }
+            // A zombie may well read what its successor wrote.
+            Effect::Broken { .. } if self.current != Some(owner) => self.owners[owner].alive = false,
+            Effect::Broken { what } => return Err(what),
+            Effect::RefuseWorker { .. } | Effect::MemberSaved { .. } | Effect::Marked { .. } => {
+                return Err(format!("{effect:?} is for the owner alone"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the owner has not come to rest, if it has not.
+    pub(super) fn busy_owner(&self) -> Option<String> {
+        let Some(owner) = self.current else { return Some("nobody owns the shard".into()) };
+        let owner = &self.owners[owner].core;
+        let gate = owner.gate();
+        if !gate.open || !gate.absent.is_empty() {
+            return Some(format!("the owner waits for workers: {gate:?}"));
+        }
+        let held = owner.shard().held();
+        if held != evenhand_core::shard::Held::default() {
+            return Some(format!("memory did not return to its base: {held:?}"));
+        }
+        let (slots, alive) = (owner.shard().slots_and_runs(), self.oracle.alive().len());
+        if slots != (0, 0) || alive > 0 {
+            return Some(format!("slots held and runs known are {slots:?}, {alive} runs are alive"));
+        }
+        let silent = owner.members().find(|member| member.why_not.is_some())?;
+        Some(format!("{} gets no work: {:?}", silent.seat, silent.why_not))
+    }
+}
