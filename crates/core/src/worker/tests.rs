@@ -114,7 +114,7 @@ fn an_end_is_said_again_until_it_is_acknowledged() {
     let fence = run(1, 1).fence;
     let ended = Effect::Ended { run: run(1, 1), end: End::Failed };
     let effects = step(&mut worker, 200, Input::Ended { task: TaskId(1), fence, end: Some(End::Failed) });
-    assert_eq!(effects, [ended.clone()]);
+    assert_eq!(effects, std::slice::from_ref(&ended));
     for second in 1..=10 {
         let effects = step(&mut worker, second * 1_000 + 300, Input::Tick);
         down(&mut worker, second * 1_000 + 301, Down::Answer { number: second + 1 });

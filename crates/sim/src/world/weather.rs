@@ -71,7 +71,7 @@ impl World {
     }
 
     fn ways(&mut self) -> &'static [Way] {
-        *self.rng.pick::<&'static [Way]>(&[BOTH, &[Way::Up], &[Way::Down]])
+        self.rng.pick::<&'static [Way]>(&[BOTH, &[Way::Up], &[Way::Down]])
     }
 
     /// From less than a heartbeat to more than what it takes to be lost.
