@@ -22,6 +22,9 @@ use crate::events::Watcher;
 use crate::mailbox::{Explained, Mailbox, View};
 use crate::shard::SHARD;
 
+/// How often a task that moves while it is looked at is looked at again.
+const LOOKS: u32 = 100;
+
 /// The service.
 #[derive(Debug)]
 pub(crate) struct Clients<S> {
@@ -59,17 +62,23 @@ impl<S: Store + 'static> Clients<S> {
 
     async fn get(&self, id: &str) -> Result<v1::Task, Refusal> {
         let task = own_task(id)?;
-        let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
-        if let Some(stored) = stored
-            && let Some(explained) = self.mailbox.explain(vec![stored]).await?.pop()
-            && explained.standing != Standing::Gone
-        {
-            return Ok(to_wire(explained));
+        for _ in 0..LOOKS {
+            let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
+            let known = stored.is_some();
+            if let Some(stored) = stored
+                && let Some(explained) = self.mailbox.explain(vec![stored]).await?.pop()
+                && explained.standing != Standing::Gone
+            {
+                return Ok(to_wire(explained));
+            }
+            match self.mailbox.ended(task).await? {
+                Some(recent) => return Ok(recent.task(SHARD, task)),
+                // It was retried, and moved, between the store's word and the shard's: look again.
+                None if known => {}
+                None => break,
+            }
         }
-        match self.mailbox.ended(task).await? {
-            Some(recent) => Ok(recent.task(SHARD, task)),
-            None => Err(Refusal::not_found(format!("task {id} does not exist, or ended a while ago"))),
-        }
+        Err(Refusal::not_found(format!("task {id} does not exist, or ended a while ago")))
     }
 
     async fn cancel(&self, id: &str) -> Result<v1::CancelResponse, Refusal> {
