@@ -223,6 +223,8 @@ pub struct Worker {
     running: BTreeMap<TaskId, Run>,
     /// Ends that are not acknowledged, and when they were last said.
     ended: BTreeMap<(TaskId, Fence), (Run, End, Millis)>,
+    /// Runs that the hello named, and that were not started after all.
+    misnamed: Vec<(TaskId, Fence)>,
     /// The lease is over, and what ran is being killed; then it joins anew.
     killing: bool,
     draining: bool,
@@ -258,6 +260,7 @@ impl Worker {
             beat_at: Millis(0),
             running: BTreeMap::new(),
             ended: BTreeMap::new(),
+            misnamed: Vec::new(),
             killing: false,
             draining: false,
             drained_beat: 0,
@@ -340,6 +343,7 @@ impl Worker {
         self.session += 1;
         self.phase = Phase::Greeting(self.now);
         self.beats.clear();
+        self.misnamed.clear();
         self.next_beat = 1;
         self.last_answer = 0;
         let now = self.now;
@@ -394,6 +398,8 @@ impl Worker {
                     effects.push(Effect::Offer { slots: 0 });
                 }
                 self.say_again(effects);
+                let misnamed = self.misnamed.drain(..);
+                effects.extend(misnamed.map(|(task, fence)| Effect::Refuse { task, fence }));
                 self.beat(effects);
                 self.drained_beat = self.next_beat;
             }
@@ -511,9 +517,11 @@ impl Worker {
     fn on_not_started(&mut self, task: TaskId, fence: Fence, effects: &mut Vec<Effect>) {
         if self.running.get(&task).is_some_and(|run| run.fence == fence) {
             self.running.remove(&task);
-            // An owner that is not there is told by the next hello, which does not name it.
-            if self.phase == Phase::In {
-                effects.push(Effect::Refuse { task, fence });
+            match self.phase {
+                // The next hello does not name it.
+                Phase::Away => {}
+                Phase::Greeting(_) => self.misnamed.push((task, fence)),
+                Phase::In => effects.push(Effect::Refuse { task, fence }),
             }
         }
         self.look_at_killed();

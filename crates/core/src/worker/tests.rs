@@ -108,6 +108,23 @@ fn a_run_that_could_not_be_started_is_refused() {
     assert_eq!(worker.running().count(), 0);
 }
 
+/// Found by a seed: the owner counted it as running for ever.
+#[test]
+fn a_run_that_the_hello_named_and_that_was_not_started_is_refused_after_the_welcome() {
+    let mut worker = at_work();
+    let (task, fence) = (TaskId(1), run(1, 1).fence);
+    step(&mut worker, 200, Input::Disconnected);
+    let [Effect::Hello(hello)] = &step(&mut worker, 300, Input::Connected)[..] else { panic!() };
+    assert_eq!(hello.running, [run(1, 1)]);
+    assert_eq!(step(&mut worker, 310, Input::NotStarted { task, fence }), []);
+    let refuse = Effect::Refuse { task, fence };
+    assert!(down(&mut worker, 320, welcome()).contains(&refuse));
+    // Said once; and a hello that does not name it leaves nothing to say.
+    step(&mut worker, 400, Input::Disconnected);
+    step(&mut worker, 500, Input::Connected);
+    assert!(!down(&mut worker, 510, welcome()).contains(&refuse));
+}
+
 #[test]
 fn an_end_is_said_again_until_it_is_acknowledged() {
     let mut worker = at_work();
