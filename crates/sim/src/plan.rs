@@ -91,7 +91,7 @@ impl Rates {
                 crash: *rng.pick(&[10, 60]),
                 zombie: *rng.pick(&[0, 40]),
                 stop: *rng.pick(&[0, 10]),
-                murphy: *rng.pick(&[30, 100]),
+                murphy: *rng.pick(&[60, 120]),
                 ..Rates::default()
             },
             Trouble::Stops => Rates { read, stop: *rng.pick(&[20, 40]), murphy: 200, ..Rates::default() },
@@ -196,6 +196,8 @@ impl Plan {
         let other = lost_ms * rng.range(1, 4);
         let second = thresholds(rng, other);
         let quickest = first.unhealthy_after_ms.min(second.unhealthy_after_ms);
+        // Runs are dead within the margin that the thresholds leave, most of which may be needed for it.
+        let slowest_kill = (lost_ms / 10).max(100) * 8 / 10;
         let absence = *rng.pick(&[0, 1, 4, 12]);
         Plan {
             bounds: Bounds {
@@ -222,9 +224,9 @@ impl Plan {
             drift: *rng.pick(&[Drift::None, Drift::Any, Drift::Worst]),
             delay_ms: (*rng.pick(&[0, 1, 5, 50, 300])).min(lost_ms / 8),
             net_ms: *rng.pick(&[0, 1, 10, quickest / 8, quickest / 4]),
-            kill_ms: *rng.pick(&[0, 10, 80]),
+            kill_ms: *rng.pick(&[0, 10, slowest_kill]),
             run_ms: *rng.pick(&[1, 20, lost_ms / 4, lost_ms, 2 * lost_ms]),
-            long_run: *rng.pick(&[20, 100, 400]),
+            long_run: *rng.pick(&[20, 200, 400]),
             trouble,
             rates: Rates::new(trouble, rng),
             run_fault: *rng.pick(&[0, 50, 400]),
@@ -246,7 +248,7 @@ impl Plan {
 
 /// Thresholds that make sense together.
 fn thresholds(rng: &mut Rng, lost_after_ms: u64) -> Thresholds {
-    let unhealthy_after_ms = lost_after_ms / rng.range(2, 4);
+    let unhealthy_after_ms = lost_after_ms / *rng.pick(&[2, 2, 3, 4]);
     let heartbeat_ms = unhealthy_after_ms / rng.range(2, 3);
     let thresholds = Thresholds { heartbeat_ms, unhealthy_after_ms, lost_after_ms };
     debug_assert_eq!(thresholds.check(), Ok(()), "{thresholds:?}");

@@ -200,7 +200,10 @@ impl World {
             return Ok(());
         }
         let input = match up {
-            Up::Hello(hello) => Input::Hello { session, hello },
+            Up::Hello(hello) => {
+                self.murphy_at_hello(link);
+                Input::Hello { session, hello }
+            }
             Up::Beat(beat) => Input::Beat { session, beat },
             Up::Ended { task, fence, attempt, end } => Input::Ended { session, task, fence, attempt, end },
             Up::Refused { task, fence } => Input::Refused { session, task, fence },

@@ -142,9 +142,14 @@ impl World {
         self.owners[owner].alive = false;
         self.owners[owner].unsent.clear();
         self.cut_off(owner);
-        let lost = self.lost_ms();
-        let down = *self.rng.pick(&[self.plan.delay_ms, self.plan.delay_ms, lost / 4, lost]);
-        let pause = self.rng.below(ms(down) + 1);
+        let (lost, lease) = (ms(self.lost_ms()), ms(self.thresholds.lease_ms()));
+        let soon = ms(self.plan.delay_ms) + 1;
+        let pause = match self.rng.below(5) {
+            0..2 => self.rng.below(soon),
+            2 => self.rng.below(lost / 4),
+            3 => self.rng.below(lost),
+            _ => lease - lease / 16 + self.rng.below(lease / 8), // just when the workers' leases end
+        };
         self.at(pause, Event::TakeOver(None));
     }
 

@@ -86,8 +86,8 @@ impl World {
     /// the worst is when a last answer arrives late, and nothing after it.
     fn partition(&mut self, process: usize) {
         let t = self.thresholds;
-        if self.rng.chance(400) {
-            let late = self.rng.range(ms(t.unhealthy_after_ms / 4), ms(t.unhealthy_after_ms));
+        if self.rng.chance(600) {
+            let late = self.rng.range(ms(t.unhealthy_after_ms / 2), ms(t.unhealthy_after_ms));
             self.block(process, Way::Down, late);
             let soon = self.rng.below(ms(t.heartbeat_ms));
             self.at(soon, Event::Block(process, Way::Up, ms(2 * t.lost_after_ms)));
@@ -136,20 +136,37 @@ impl World {
             }
             5..7 => self.machine_is_lost(process),
             7..9 => self.tell_worker(process, Fact::Drain)?,
-            _ => self.another_machine(self.processes[process].place, true),
+            _ => {
+                // Two machines were given the same seat; perhaps because the first seemed to be gone.
+                if self.rng.chance(500) {
+                    self.cut_off_soon(process, 1, 2 * self.plan.longest_lost_ms());
+                }
+                self.another_machine(self.processes[process].place, true);
+            }
         }
         Ok(())
+    }
+
+    /// Whether the worst happens on this link, just now. It is worse for a worker that has something to lose.
+    fn worst(&mut self, link: usize) -> bool {
+        let Link { process, owner, .. } = self.links[link];
+        let likely = if self.processes[process].runs.is_empty() { 1 } else { 3 };
+        self.weather_left > 0
+            && self.current == Some(owner)
+            && self.rng.chance(likely * self.plan.rates.murphy)
+    }
+
+    /// Just when a worker has been heard, it is cut off: it goes on by what the owner before granted it.
+    pub(super) fn murphy_at_hello(&mut self, link: usize) {
+        if self.worst(link) && self.rng.chance(300) {
+            self.cut_off_for_long(self.links[link].process, ms(2 * self.plan.longest_lost_ms()));
+        }
     }
 
     /// Just when a worker is let in, its machine is cut off and the server dies.
     pub(super) fn murphy_at_welcome(&mut self, link: usize) {
         let Link { process, owner, .. } = self.links[link];
-        // It is worse for one that has something to lose.
-        let likely = if self.processes[process].runs.is_empty() { 1 } else { 3 };
-        if self.weather_left == 0
-            || self.current != Some(owner)
-            || !self.rng.chance(likely * self.plan.rates.murphy)
-        {
+        if !self.worst(link) {
             return;
         }
         let soon = *self.rng.pick(&[1, ms(4 * self.plan.net_ms + 4)]);

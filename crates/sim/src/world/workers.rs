@@ -153,7 +153,8 @@ impl World {
             && !state.dialing
         {
             state.dialing = true;
-            let pause = self.rng.below(ms(self.unhealthy_ms() / 2) + 1);
+            let longest = *self.rng.pick(&[10, self.unhealthy_ms() / 2]);
+            let pause = self.rng.below(ms(longest) + 1);
             self.at(pause, Event::Dial(process));
         }
     }
