@@ -28,7 +28,7 @@ pub(super) async fn kill_estate(guardian: Option<Pid>, hello: &Hello) {
     let mut complained = Instant::now();
     loop {
         let mut left = 0;
-        let children = processes::own_children();
+        let children = processes::own_children_asked();
         let seen = children.is_ok();
         for child in children.unwrap_or_default() {
             // This process may have children of its own, which are none of the guardian's. The guardian leads
