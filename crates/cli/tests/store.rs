@@ -94,7 +94,7 @@ fn info_shows_queues_tables_and_log() {
         given().path(),
         0,
         &expect![[r#"
-            DIR: store format 1, 128.2 KiB
+            DIR: store format 2, 128.2 KiB
             2 commits, 2 of them in the log alone (128.0 KiB)
 
               kind     tables  layers  puts  deletes  size
@@ -197,5 +197,5 @@ fn programs_get_json() {
     let info = json("info");
     assert_eq!(info["shards"][0]["queues"][0]["queue"], "render");
     assert_eq!(info["shards"][0]["queues"][0]["unfinished"], 3);
-    assert_eq!(info["format"], 1);
+    assert_eq!(info["format"], 2);
 }
