@@ -283,7 +283,8 @@ impl World {
     // --- runs ---
 
     fn start(&mut self, process: usize, run: &Run) -> Result<(), String> {
-        if self.rng.chance(self.plan.refusal) {
+        // A guardian that goes on refusing in good weather may need longer than a world may take to rest.
+        if self.weather_left > 0 && self.rng.chance(self.plan.refusal) {
             let takes = self.rng.below(ms(self.plan.kill_ms) + 1);
             self.at(takes, Event::NotStarted(process, run.task, run.fence));
             return Ok(());
