@@ -446,7 +446,8 @@ impl Worker {
                 effects.push(Effect::Exit(Exit::Refused));
             }
             Then::Forget => {
-                self.ended.clear();
+                let ended = std::mem::take(&mut self.ended);
+                effects.extend(ended.into_keys().map(|(task, fence)| Effect::Forget { task, fence }));
                 self.store = None;
                 self.epoch = Epoch(0);
                 self.kill_all(effects);

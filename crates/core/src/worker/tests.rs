@@ -185,9 +185,13 @@ fn it_drains_when_all_has_ended_and_is_acknowledged() {
 #[test]
 fn another_store_is_begun_anew() {
     let mut worker = at_work();
+    down(&mut worker, 150, Down::Start { run: run(2, 2) });
+    let (task, fence) = (TaskId(2), run(2, 2).fence);
+    step(&mut worker, 160, Input::Ended { task, fence, end: Some(End::Succeeded) });
     let effects = down(&mut worker, 200, Down::Die { then: Then::Forget });
-    assert_eq!(effects, [Effect::Disconnect, Effect::KillAll]);
+    assert_eq!(effects, [Effect::Disconnect, Effect::Forget { task, fence }, Effect::KillAll]);
     step(&mut worker, 210, Input::Ended { task: TaskId(1), fence: run(1, 1).fence, end: None });
     let [Effect::Hello(hello)] = &step(&mut worker, 220, Input::Connected)[..] else { panic!() };
     assert_eq!((hello.store, hello.epoch, hello.life.rejoin), (None, Epoch(0), 1));
+    assert!(hello.running.is_empty() && hello.ended.is_empty());
 }
