@@ -48,6 +48,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// Between two tries to take the shard.
 const TAKE_AGAIN: Duration = Duration::from_millis(100);
 const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
+/// Deaths that are kept for the next owner.
+const DEATHS: usize = 10_000;
 /// How often the payload of a run is asked for before the run is given back.
 const WORK_TRIES: u32 = 5;
 
@@ -76,6 +78,8 @@ struct Link {
     gathering: Gathering,
     /// Queues whose names it has been told.
     named: HashSet<QueueId>,
+    /// Who was let in on it.
+    worker: Option<WorkerId>,
 }
 
 /// The loop. See the module's text.
@@ -89,6 +93,8 @@ pub(crate) struct Loop<S> {
     starts: Starts,
     /// The server was told to stop.
     stopping: bool,
+    /// Workers whose death was told while there was no owner to hear it.
+    deaths: Vec<FromWorker>,
     identity: (u64, StoreId),
 }
 
@@ -105,6 +111,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             events: Events::default(),
             starts: Starts::default(),
             stopping: false,
+            deaths: Vec::new(),
             identity: (random, StoreId(store_id)),
         }
     }
@@ -137,7 +144,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             };
             let taken = tokio::select! {
                 taken = taking => taken,
-                () = refuse_all(&mut self.inbox) => return Ok(None),
+                () = refuse_all(&mut self.inbox, &mut self.deaths) => return Ok(None),
             };
             match taken {
                 Ok(taken) => {
@@ -169,8 +176,9 @@ impl<S: Store + Clone + 'static> Loop<S> {
     }
 }
 
-/// Answers everybody that the shard is not to be had. Returns when the server stops.
-async fn refuse_all(inbox: &mut Inbox) {
+/// Answers everybody that the shard is not to be had, and keeps what is said only once. Returns when the server
+/// stops.
+async fn refuse_all(inbox: &mut Inbox, deaths: &mut Vec<FromWorker>) {
     loop {
         tokio::select! {
             Some(request) = inbox.requests.recv() => refuse(request),
@@ -185,8 +193,10 @@ async fn refuse_all(inbox: &mut Inbox) {
                 | FromWorker::Ended { .. }
                 | FromWorker::Refused { .. }
                 | FromWorker::Output { .. }
-                | FromWorker::Closed { .. }
-                | FromWorker::Dead { .. } => {}
+                | FromWorker::Closed { .. } => {}
+                // Beyond the bound they are waited for, as if nothing had been said.
+                death @ FromWorker::Dead { .. } if deaths.len() < DEATHS => deaths.push(death),
+                FromWorker::Dead { .. } => {}
             },
             else => return,
         }
@@ -282,6 +292,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         let mut from_workers = Vec::with_capacity(WORKERS_PER_ROUND);
         let mut requests = Vec::with_capacity(REQUESTS_PER_ROUND);
         let Some(mut back) = self.back.take() else { return Ok(Over::Stopped) };
+        for death in std::mem::take(&mut self.shell.deaths) {
+            self.on_worker(death, &mut effects);
+        }
         let (mut next_room, mut next_sweep) = (Instant::now(), Instant::now() + SWEEP_EVERY);
         loop {
             self.perform(&mut effects);
@@ -310,8 +323,12 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 biased;
                 result = commit_of(&mut self.commit) => committed = Some(result),
                 Some(back) = back.recv() => self.on_back(back, &mut effects),
-                _ = self.shell.inbox.workers.recv_many(&mut from_workers, WORKERS_PER_ROUND) => {}
-                _ = self.shell.inbox.requests.recv_many(&mut requests, REQUESTS_PER_ROUND) => {}
+                heard = self.shell.inbox.workers.recv_many(&mut from_workers, WORKERS_PER_ROUND) => {
+                    if heard == 0 {
+                        from_workers.push(FromWorker::Stop); // nobody is left who could say it
+                    }
+                }
+                1.. = self.shell.inbox.requests.recv_many(&mut requests, REQUESTS_PER_ROUND) => {}
                 () = tokio::time::sleep(sleep) => {}
             }
             if let Some(result) = committed {
@@ -437,6 +454,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                         address,
                         gathering: Gathering::default(),
                         named: HashSet::new(),
+                        worker: None,
                     },
                 );
                 let ended: Vec<_> = hello.ended.iter().zip(results).collect();
@@ -471,7 +489,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             FromWorker::Output { task, lines, dropped } => self.on_output(task, lines, dropped),
             FromWorker::Closed { session } => {
-                self.links.remove(&session);
+                self.unlink(session);
                 self.step(Input::Closed { session }, effects);
             }
             FromWorker::Dead { seat, token, process } => {
@@ -483,6 +501,17 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.step(Input::Stop, effects);
             }
         }
+    }
+
+    /// Forgets a connection. Its worker is out of reach until it is let in on another.
+    fn unlink(&mut self, session: SessionId) -> Option<Link> {
+        let link = self.links.remove(&session)?;
+        if let Some(worker) = link.worker
+            && self.reach.get(&worker) == Some(&session)
+        {
+            self.reach.remove(&worker);
+        }
+        Some(link)
     }
 
     fn on_output(&mut self, task: TaskId, lines: Vec<String>, dropped: u64) {
@@ -579,6 +608,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 Effect::Shard(effect) => self.perform_shard(effect),
                 Effect::Welcome { session, worker, store, thresholds } => {
                     self.reach.insert(worker, session);
+                    if let Some(link) = self.links.get_mut(&session) {
+                        link.worker = Some(worker);
+                    }
                     let thresholds = Some(convert::thresholds(&thresholds));
                     let welcome = v1::Welcome { store_id: store.0, nonce: self.shell.identity.0, thresholds };
                     self.gather(session, |gathering| gathering.down.welcome = Some(welcome));
@@ -590,7 +622,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     }
                     let epoch = self.owner.shard().epoch().0;
                     self.send_gathered();
-                    if let Some(link) = self.links.remove(&session) {
+                    if let Some(link) = self.unlink(session) {
                         let _ = link.outbox.push(die(epoch, link.numbered, &refusal, then));
                         link.outbox.close();
                     }
