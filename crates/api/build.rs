@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".evenhand.v1.Ended.result")
         .bytes(".evenhand.v1.RunEnded.result")
         .bytes(".evenhand.v1.Task.result")
+        .bytes(".evenhand.v1.PayloadResponse.payload")
         .compile_fds(files)?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
-    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+    Class, ContentType, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
 };
 use evenhand_core::{Change, Row, Task};
 use evenhand_store::{Embedded, Store, wait};
@@ -128,6 +128,7 @@ impl Owner {
                 max_attempts: 3,
                 accepted: Millis(1_700_000_000_000 + id.0),
                 max_duration_ms: 0,
+                content_type: ContentType::default(),
                 payload: bytes(&mut self.rng, self.payload),
             };
             commit.changes.push(Change::Accepted(task));

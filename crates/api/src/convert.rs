@@ -4,8 +4,8 @@
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
 use evenhand_core::life::End;
 use evenhand_core::names::{
-    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, Seat, ShardId, StoreId,
-    TaskId,
+    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, Seat, ShardId,
+    StoreId, TaskId,
 };
 use evenhand_core::owner::health::Thresholds;
 use evenhand_core::owner::messages::{Hello, Then};
@@ -65,8 +65,27 @@ pub fn new_task(task: v1::NewTask) -> Result<NewTask, Refusal> {
         }
         new.max_duration_ms = ms;
     }
+    new.content_type = ContentType::new(&task.content_type)?;
     new.payload = task.payload[..].into();
     Ok(new)
+}
+
+/// What a run says of how far it is: within bounds, whatever it says.
+pub fn progress(said: v1::Progress) -> v1::Progress {
+    let v1::Progress { fraction, mut message } = said;
+    cut(&mut message, crate::PROGRESS_BYTES);
+    v1::Progress {
+        fraction: fraction.filter(|part| part.is_finite()).map(|part| part.clamp(0.0, 1.0)),
+        message,
+    }
+}
+
+/// Cuts a text to at most so many bytes, between two characters.
+pub fn cut(text: &mut String, bytes: usize) {
+    if text.len() > bytes {
+        let end = (0..=bytes).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+    }
 }
 
 /// Which run, on the wire.

@@ -1,9 +1,11 @@
 //! The wire: protobuf types and services, generated from `proto/`, and how they become the core's types.
 //! Nothing behind the edge knows them. [`convert`] is for runs, hellos and names; [`errors`] has the one table
-//! of error kinds.
+//! of error kinds; `rest` has the same in JSON.
 
 pub mod convert;
 pub mod errors;
+#[cfg(feature = "rest")]
+pub mod rest;
 
 /// Generated from `proto/evenhand/v1`.
 #[expect(
@@ -26,6 +28,8 @@ pub const MESSAGE_BYTES: usize = 24 * 1024 * 1024;
 pub const RESULT_BYTES: usize = 64 * 1024;
 /// The longest error text of a run, in bytes.
 pub const ERROR_BYTES: usize = 4 * 1024;
+/// The longest text that goes with a run's progress, in bytes.
+pub const PROGRESS_BYTES: usize = 1024;
 /// The longest request id, in bytes.
 pub const REQUEST_ID_BYTES: usize = 128;
 /// Most tasks in one page of a list.

@@ -360,6 +360,7 @@ pub(crate) async fn list(args: ListArgs) -> Done {
         queue: args.queue.unwrap_or_default(),
         cursor: args.cursor.unwrap_or_default(),
         limit: Some(args.limit),
+        ..wire::ListRequest::default()
     };
     let page = args.look.server.client()?.list(request).await?;
     if args.look.json {

@@ -165,7 +165,7 @@ pub(crate) fn event(event: &wire::TaskEvent) {
         }
         Some(wire::task_event::Event::Output(line)) => eprintln!("  {}", plain(line)),
         Some(wire::task_event::Event::Dropped(n)) => eprintln!("  ({} left out)", of(*n, "line")),
-        None => {}
+        Some(wire::task_event::Event::Progress(_) | wire::task_event::Event::Missed(_)) | None => {}
     }
 }
 
@@ -192,7 +192,9 @@ pub(crate) fn event_json(event: &wire::TaskEvent) -> Value {
         Some(wire::task_event::Event::Task(task)) => json!({ "at_ms": at, "task": task_json(task) }),
         Some(wire::task_event::Event::Output(line)) => json!({ "at_ms": at, "output": line }),
         Some(wire::task_event::Event::Dropped(n)) => json!({ "at_ms": at, "dropped": n }),
-        None => json!({ "at_ms": at }),
+        Some(wire::task_event::Event::Progress(_) | wire::task_event::Event::Missed(_)) | None => {
+            json!({ "at_ms": at })
+        }
     }
 }
 

@@ -63,7 +63,13 @@ impl Home {
                 {
                     return (task, lines);
                 }
-                Some(wire::task_event::Event::Task(_) | wire::task_event::Event::Dropped(_)) | None => {}
+                Some(
+                    wire::task_event::Event::Task(_)
+                    | wire::task_event::Event::Dropped(_)
+                    | wire::task_event::Event::Progress(_)
+                    | wire::task_event::Event::Missed(_),
+                )
+                | None => {}
             }
         }
         panic!("the stream ended before the task did");

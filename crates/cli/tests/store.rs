@@ -7,7 +7,9 @@ use std::process::Command;
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
-use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId};
+use evenhand_core::names::{
+    Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+};
 use evenhand_core::{Change, Task};
 use evenhand_store::embedded::Options;
 use evenhand_store::{Embedded, Store, wait};
@@ -34,6 +36,7 @@ fn given() -> TempDir {
                 max_attempts: 1,
                 accepted: Millis(0),
                 max_duration_ms: 0,
+                content_type: ContentType::default(),
                 payload: [7; 100].into(),
             })
         })

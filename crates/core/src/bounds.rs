@@ -10,6 +10,8 @@ pub const NAME_BYTES: usize = 64;
 pub const KEY_BYTES: usize = 256;
 /// Largest payload in bytes. Larger data belongs in an object store, its address in the payload.
 pub const PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Longest content type in bytes: room for the longest registered one and its parameters.
+pub const CONTENT_TYPE_BYTES: usize = 127;
 /// Longest run that may be asked for, in milliseconds: 365 days.
 pub const DURATION_MS: u64 = 365 * 24 * 3600 * 1000;
 /// How long a request id is remembered, in milliseconds.

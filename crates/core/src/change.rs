@@ -12,7 +12,9 @@ use std::sync::Arc;
 use crate::backlog::{Charge, Level, VTime, Weight};
 use crate::life::Outcome;
 use crate::messages::Run;
-use crate::names::{Key, LaneId, Life, Millis, QueueId, QueueName, RequestKey, Seat, StoreId, TaskId};
+use crate::names::{
+    ContentType, Key, LaneId, Life, Millis, QueueId, QueueName, RequestKey, Seat, StoreId, TaskId,
+};
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,6 +137,8 @@ pub struct Task {
     pub accepted: Millis,
     /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
     pub max_duration_ms: u64,
+    /// What the payload is.
+    pub content_type: ContentType,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
 }

@@ -9,8 +9,8 @@ use crate::bounds;
 use crate::change::{Change, MemberRecord, Row, Task};
 use crate::life::{End, Outcome};
 use crate::names::{
-    Class, CommitId, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId, RequestKey, Seat,
-    StoreId, TaskId, WorkerId,
+    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
+    RequestId, RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 
@@ -31,6 +31,8 @@ pub struct NewTask {
     pub max_attempts: u16,
     /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
     pub max_duration_ms: u64,
+    /// What the payload is.
+    pub content_type: ContentType,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
 }
@@ -40,6 +42,8 @@ pub struct NewTask {
 pub struct Work {
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
+    /// What they are.
+    pub content_type: ContentType,
     /// How long the run may take, in milliseconds; 0 if it may take as long as it likes.
     pub max_duration_ms: u64,
 }
@@ -55,6 +59,7 @@ impl NewTask {
             cost: Cost::ONE,
             max_attempts: bounds::DEFAULT_ATTEMPTS,
             max_duration_ms: 0,
+            content_type: ContentType::default(),
             payload: Arc::from([]),
         }
     }
@@ -306,6 +311,10 @@ pub enum Effect {
     Finished {
         /// The task.
         task: TaskId,
+        /// Its queue.
+        queue: QueueId,
+        /// Whom it was charged to.
+        key: Key,
         /// How it ended.
         outcome: Outcome,
     },

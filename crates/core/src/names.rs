@@ -232,3 +232,47 @@ impl fmt::Display for Key {
         if self.0.is_empty() { f.write_str("(shared)") } else { f.write_str(&self.0) }
     }
 }
+
+/// What a payload is, as HTTP says it. Nobody need say it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ContentType(Named);
+
+/// Most payloads need no text of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+enum Named {
+    #[default]
+    Nothing,
+    Json,
+    Other(Arc<str>),
+}
+
+impl ContentType {
+    /// What JSON is called.
+    pub const JSON: &str = "application/json";
+
+    /// Checks what a user said; the empty text is nothing.
+    pub fn new(text: &str) -> Result<Self, Refusal> {
+        const FIELD: &str = "content_type";
+        if text.len() > bounds::CONTENT_TYPE_BYTES {
+            let (is, most) = (text.len(), bounds::CONTENT_TYPE_BYTES);
+            return Err(Refusal::too_large(FIELD, format!("has {is} bytes; at most {most} are allowed")));
+        }
+        match text {
+            "" => Ok(ContentType(Named::Nothing)),
+            Self::JSON => Ok(ContentType(Named::Json)),
+            _ if text.bytes().all(|b| (b' '..=b'~').contains(&b)) && text.contains('/') => {
+                Ok(ContentType(Named::Other(text.into())))
+            }
+            _ => Err(Refusal::invalid(FIELD, format!("{text:?} is none; one looks like text/plain"))),
+        }
+    }
+
+    /// The text; empty if nobody said.
+    pub fn as_str(&self) -> &str {
+        match &self.0 {
+            Named::Nothing => "",
+            Named::Json => Self::JSON,
+            Named::Other(text) => text,
+        }
+    }
+}

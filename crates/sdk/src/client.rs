@@ -160,7 +160,7 @@ impl Client {
 
     /// Everything that happens to a task, from how it stands now to its end.
     pub async fn watch(&self, id: &str) -> Result<Watch, Refusal> {
-        let request = v1::WatchRequest { id: id.into() };
+        let request = v1::WatchRequest { id: id.into(), ..v1::WatchRequest::default() };
         let events = self.call(request, async |mut grpc, request| grpc.watch(request).await).await?;
         Ok(Watch { events })
     }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::time::Instant;
 
+use evenhand_api::v1::TaskState;
 use evenhand_api::v1::client_server::Client;
 use evenhand_api::{PAGE_TASKS, REQUEST_ID_BYTES, convert, errors, v1};
 use evenhand_core::explain::{Ahead, Standing};
-use evenhand_core::names::{QueueName, RequestKey, ShardId, TaskId};
+use evenhand_core::names::{Key, Millis, QueueName, RequestKey, ShardId, TaskId};
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, bounds};
 use evenhand_store::{Store, StoreError};
@@ -18,10 +19,15 @@ use tracing::warn;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::clock::Clock;
-use crate::events::Watcher;
-use crate::mailbox::{Explained, Mailbox, View};
+use crate::events::{Began, Watched};
+use crate::mailbox::{Explained, Mailbox, QueueView, View};
 use crate::shard::SHARD;
 
+/// Tasks that a list reads at once, at least, and how often it reads for one page.
+const LIST_AT_ONCE: usize = 100;
+const LIST_READS: usize = 50;
+/// Most keys of a queue that are shown.
+const PAGE_KEYS: u32 = 1_000;
 /// How often a task that moves while it is looked at is looked at again.
 const LOOKS: u32 = 100;
 
@@ -100,36 +106,83 @@ impl<S: Store + 'static> Clients<S> {
         };
         let queue = match request.queue.as_str() {
             "" => None,
-            name => {
-                let name = QueueName::new(name)?;
-                let view = self.mailbox.look().await?;
-                let at = view.queues.iter().position(|queue| queue.name == name.as_str());
-                let none = || Refusal::not_found(format!("there is no queue {name} yet"));
-                Some(evenhand_core::names::QueueId(at.ok_or_else(none)? as u32))
+            name => Some(self.mailbox.queue(QueueName::new(name)?, 0).await?.id),
+        };
+        let key = Some(Key::new(&request.key)?).filter(|key| !key.as_str().is_empty());
+        let state = match request.state() {
+            state @ (TaskState::Unspecified | TaskState::Queued | TaskState::Running) => state,
+            TaskState::Succeeded | TaskState::Failed | TaskState::Canceled => {
+                return Err(Refusal::invalid("state", "only queued and running tasks are listed"));
             }
         };
-        let listing = self.store.list_tasks(SHARD, queue, after, limit as usize).await;
-        let listing = listing.map_err(|why| unavailable(&why))?;
-        let last = listing.tasks.last().map(|task| convert::task_id(SHARD, task.id));
-        let cursor = last.filter(|_| listing.more).unwrap_or_default();
-        let explained = self.mailbox.explain(listing.tasks).await?;
-        let there = explained.into_iter().filter(|explained| explained.standing != Standing::Gone);
-        Ok(v1::ListResponse { tasks: there.map(to_wire).collect(), cursor })
+        let mut page = v1::ListResponse::default();
+        let mut after = after;
+        // A filter may pass over many tasks. After so many the caller is told how far it came.
+        for _ in 0..LIST_READS {
+            let left = limit as usize - page.tasks.len();
+            let listing = self.store.list_tasks(SHARD, queue, after, left.max(LIST_AT_ONCE)).await;
+            let mut listing = listing.map_err(|why| unavailable(&why))?;
+            let mut seen = listing.tasks.last().map_or(after, |task| task.id);
+            listing.tasks.retain(|task| key.as_ref().is_none_or(|key| task.key == *key));
+            let mut explained = self.mailbox.explain(listing.tasks).await?.into_iter();
+            for explained in explained.by_ref() {
+                let (id, gone) = (explained.task.id, explained.standing == Standing::Gone);
+                let task = to_wire(explained);
+                if !gone && (state == TaskState::Unspecified || task.state() == state) {
+                    page.tasks.push(task);
+                }
+                if page.tasks.len() == limit as usize {
+                    seen = id;
+                    break;
+                }
+            }
+            after = seen;
+            let more = listing.more || explained.len() > 0;
+            page.cursor = if more { convert::task_id(SHARD, after) } else { String::new() };
+            if !more || page.tasks.len() == limit as usize {
+                break;
+            }
+        }
+        Ok(page)
     }
 
     /// The shard's view, with the age of each queue's oldest waiting task.
     pub(crate) async fn look(&self) -> Result<View, Refusal> {
         let mut view = self.mailbox.look().await?;
         let now = self.clock.now();
-        for (queue, first) in view.queues.iter_mut().zip(&view.first) {
-            let mut oldest = None;
-            for &task in first {
-                let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
-                oldest = oldest.into_iter().chain(stored.map(|task| task.accepted)).min();
-            }
-            queue.oldest_waiting_ms = oldest.map(|accepted| now.0.saturating_sub(accepted.0));
+        for view in &mut view.queues {
+            self.age(view, now).await?;
         }
         Ok(view)
+    }
+
+    /// Finds how long the task has waited that goes next.
+    async fn age(&self, view: &mut QueueView, now: Millis) -> Result<(), Refusal> {
+        let mut oldest = None;
+        for &task in &view.first {
+            let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
+            oldest = oldest.into_iter().chain(stored.map(|task| task.accepted)).min();
+        }
+        view.queue.oldest_waiting_ms = oldest.map(|accepted| now.0.saturating_sub(accepted.0));
+        Ok(())
+    }
+
+    async fn queue(&self, request: v1::QueueRequest) -> Result<v1::QueueResponse, Refusal> {
+        let keys = request.keys.unwrap_or(20);
+        if !(1..=PAGE_KEYS).contains(&keys) {
+            return Err(Refusal::invalid("keys", format!("{keys} is out of range; use 1 to {PAGE_KEYS}")));
+        }
+        let mut view = self.mailbox.queue(QueueName::new(&request.name)?, keys as usize).await?;
+        self.age(&mut view, self.clock.now()).await?;
+        Ok(v1::QueueResponse { queue: Some(view.queue), keys: view.keys })
+    }
+
+    async fn payload(&self, id: &str) -> Result<v1::PayloadResponse, Refusal> {
+        let stored = self.store.read_task(SHARD, own_task(id)?).await.map_err(|why| unavailable(&why))?;
+        let gone = || Refusal::not_found(format!("task {id} does not exist, or has ended"));
+        let task = stored.ok_or_else(gone)?;
+        let content_type = task.content_type.as_str().into();
+        Ok(v1::PayloadResponse { payload: bytes::Bytes::from_owner(task.payload), content_type })
     }
 
     async fn status(&self) -> Result<v1::StatusResponse, Refusal> {
@@ -144,25 +197,58 @@ impl<S: Store + 'static> Clients<S> {
         })
     }
 
-    async fn watch(&self, id: &str) -> Result<Watched, Refusal> {
-        let task = own_task(id)?;
+    /// What happens, from now on or `after` what was seen before. None: the task has ended, and the caller has
+    /// seen it.
+    pub(crate) async fn watch(
+        &self,
+        request: v1::WatchRequest,
+        lingers: bool,
+    ) -> Result<Option<Watching>, Refusal> {
+        let v1::WatchRequest { id, queue, key, after } = request;
+        let after = (!after.is_empty()).then_some(after);
+        let resumes = after.is_some();
+        let what = match id.as_str() {
+            "" => {
+                let queue = (!queue.is_empty()).then(|| QueueName::new(&queue)).transpose()?;
+                Watched::Filter(queue, (!key.is_empty()).then(|| Key::new(&key)).transpose()?)
+            }
+            _ if !queue.is_empty() => return Err(one_or_many("queue")),
+            _ if !key.is_empty() => return Err(one_or_many("key")),
+            id => Watched::Task(own_task(id)?),
+        };
         // First watch, then look: what happens in between is seen twice, not missed.
-        let (watcher, watched) = Watcher::new();
-        self.mailbox.watch(task, watcher)?;
-        let stands = self.get(id).await?;
+        let Began { at, before, missed, events } = self.mailbox.watch(what, after, lingers).await?;
         let at_ms = self.clock.now().0;
-        let over = is_over(stands.state);
-        let first = v1::TaskEvent { at_ms, event: Some(v1::task_event::Event::Task(stands)) };
-        let first = tokio_stream::once(Ok(first));
-        if over {
-            return Ok(Box::pin(first));
+        let mut first = Vec::new();
+        let say = |event| v1::TaskEvent { at_ms, event: Some(event), ..v1::TaskEvent::default() };
+        if missed {
+            first.push(say(v1::task_event::Event::Missed(true)));
         }
-        let rest = tokio_stream::wrappers::ReceiverStream::new(watched).map(Ok);
-        Ok(Box::pin(first.chain(rest)))
+        let mut over = false;
+        if !id.is_empty() {
+            let stands = self.get(&id).await?;
+            over = is_over(stands.state);
+            if over && resumes && !missed && before.is_empty() {
+                return Ok(None);
+            }
+            if !resumes || missed {
+                let told = say(v1::task_event::Event::Task(stands));
+                first.push(v1::TaskEvent { id: at, task_id: id, ..told });
+            }
+        }
+        first.extend(before);
+        let first = tokio_stream::iter(first.into_iter().map(Ok));
+        let rest = tokio_stream::wrappers::ReceiverStream::new(events).map(Ok);
+        Ok(Some(if over { Box::pin(first) } else { Box::pin(first.chain(rest)) }))
     }
 }
 
-type Watched = Pin<Box<dyn Stream<Item = Result<v1::TaskEvent, Status>> + Send>>;
+/// Events as they happen.
+pub(crate) type Watching = Pin<Box<dyn Stream<Item = Result<v1::TaskEvent, Status>> + Send>>;
+
+fn one_or_many(field: &str) -> Refusal {
+    Refusal::invalid(field, "goes with no id: watch one task, or all of a queue or a key")
+}
 
 fn is_over(state: i32) -> bool {
     match v1::TaskState::try_from(state) {
@@ -200,7 +286,7 @@ fn unavailable(why: &StoreError) -> Refusal {
 }
 
 fn to_wire(explained: Explained) -> v1::Task {
-    let Explained { task, queue, standing, seat } = explained;
+    let Explained { task, queue, standing, seat, progress } = explained;
     let mut wire = v1::Task {
         id: convert::task_id(SHARD, task.id),
         queue,
@@ -211,6 +297,7 @@ fn to_wire(explained: Explained) -> v1::Task {
         accepted_ms: task.accepted.0,
         payload_bytes: task.payload.len() as u64,
         max_duration_ms: (task.max_duration_ms > 0).then_some(task.max_duration_ms),
+        content_type: task.content_type.as_str().into(),
         ..v1::Task::default()
     };
     match standing {
@@ -218,6 +305,7 @@ fn to_wire(explained: Explained) -> v1::Task {
             wire.state = v1::TaskState::Running.into();
             wire.seat = seat.map_or_else(String::new, |seat| seat.as_str().into());
             wire.stopping = stopping;
+            wire.progress = progress;
         }
         Standing::Waiting { ahead, hold } => {
             wire.state = v1::TaskState::Queued.into();
@@ -240,7 +328,7 @@ fn answer<T>(result: Result<T, Refusal>) -> Result<Response<T>, Status> {
 
 #[tonic::async_trait]
 impl<S: Store + 'static> Client for Clients<S> {
-    type WatchStream = Watched;
+    type WatchStream = Watching;
 
     async fn enqueue(
         &self,
@@ -253,8 +341,16 @@ impl<S: Store + 'static> Client for Clients<S> {
         answer(self.get(&request.into_inner().id).await)
     }
 
-    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watched>, Status> {
-        answer(self.watch(&request.into_inner().id).await)
+    async fn payload(
+        &self,
+        request: Request<v1::GetRequest>,
+    ) -> Result<Response<v1::PayloadResponse>, Status> {
+        answer(self.payload(&request.into_inner().id).await)
+    }
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
+        let watching = self.watch(request.into_inner(), false).await;
+        answer(watching.map(|watching| watching.unwrap_or_else(|| Box::pin(tokio_stream::empty()))))
     }
 
     async fn cancel(
@@ -269,7 +365,12 @@ impl<S: Store + 'static> Client for Clients<S> {
     }
 
     async fn queues(&self, _: Request<v1::QueuesRequest>) -> Result<Response<v1::QueuesResponse>, Status> {
-        answer(self.look().await.map(|view| v1::QueuesResponse { queues: view.queues }))
+        let queues = |view: View| view.queues.into_iter().map(|view| view.queue).collect();
+        answer(self.look().await.map(|view| v1::QueuesResponse { queues: queues(view) }))
+    }
+
+    async fn queue(&self, request: Request<v1::QueueRequest>) -> Result<Response<v1::QueueResponse>, Status> {
+        answer(self.queue(request.into_inner()).await)
     }
 
     async fn workers(&self, _: Request<v1::WorkersRequest>) -> Result<Response<v1::WorkersResponse>, Status> {

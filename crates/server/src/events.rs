@@ -1,6 +1,9 @@
-//! Who watches which task, and how the last ones ended. All of it is in memory and bounded: a watcher that is
-//! slow misses lines and is told how many; of the tasks that have ended the last ones are remembered, so that a
+//! Who watches which tasks, and how the last ones ended. All of it is in memory and bounded: a watcher that is
+//! slow misses events and is told how many; of the tasks that have ended the last ones are remembered, so that a
 //! client that asks a moment later still gets the result.
+//!
+//! A watcher may come back and go on where it was. For that, what it would have seen is kept for a while after it
+//! has left: see [`Events::watch`].
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,43 +11,104 @@ use bytes::Bytes;
 use evenhand_api::{convert, v1};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{Key, Millis, Priority, QueueName, ShardId, TaskId};
+use prost::Message;
 use tokio::sync::mpsc;
 
 /// Events that wait for a slow watcher.
-pub(crate) const EVENTS_PER_WATCHER: usize = 256;
-/// Watchers of all tasks.
+const EVENTS_PER_WATCHER: usize = 256;
+/// Watchers of single tasks, and of filters: these are asked about every event.
 const WATCHERS: usize = 100_000;
+const FILTERS: usize = 100;
+/// How long a watcher that has left may come back, in milliseconds; and how many such there may be.
+const LINGER_MS: u64 = 60_000;
+const LINGERING: usize = 20_000;
+/// Events that are kept for those who come back, and the bytes that they may take.
+const KEPT: usize = 20_000;
+const KEPT_BYTES: usize = 16 * 1024 * 1024;
 /// Ended tasks that are remembered, and the bytes that they may take.
 const RECENT: usize = 100_000;
 const RECENT_BYTES: usize = 64 * 1024 * 1024;
 
-/// Somebody who watches a task.
+/// What somebody watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    Task(TaskId),
+    /// All tasks, of this queue and of this key.
+    Filter(Option<QueueName>, Option<Key>),
+}
+
+/// Whose event it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subject<'a> {
+    pub(crate) task: TaskId,
+    pub(crate) queue: &'a QueueName,
+    pub(crate) key: &'a Key,
+}
+
+impl Watched {
+    fn is_about(&self, of: Subject<'_>) -> bool {
+        match self {
+            Watched::Task(task) => *task == of.task,
+            Watched::Filter(queue, key) => {
+                queue.as_ref().is_none_or(|queue| queue == of.queue)
+                    && key.as_ref().is_none_or(|key| key == of.key)
+            }
+        }
+    }
+}
+
+/// How a watch begins.
 #[derive(Debug)]
-pub(crate) struct Watcher {
-    events: mpsc::Sender<v1::TaskEvent>,
+pub(crate) struct Began {
+    /// The place in the order of events, to go on from.
+    pub(crate) at: String,
+    /// What the watcher has not seen of what came before.
+    pub(crate) before: Vec<v1::TaskEvent>,
+    /// It wanted to go on from somewhere, and what came since is not known any more.
+    pub(crate) missed: bool,
+    pub(crate) events: mpsc::Receiver<v1::TaskEvent>,
+}
+
+/// Somebody who watches, or did a moment ago.
+#[derive(Debug)]
+struct Watcher {
+    /// None: it has left, or its task has ended.
+    events: Option<mpsc::Sender<v1::TaskEvent>>,
     dropped: u64,
+    /// All events after this one that it is to see are kept, unless they had to make room; if it may come back.
+    since: Option<u64>,
+    left: Millis,
 }
 
 impl Watcher {
-    pub(crate) fn new() -> (Watcher, mpsc::Receiver<v1::TaskEvent>) {
-        let (events, watched) = mpsc::channel(EVENTS_PER_WATCHER);
-        (Watcher { events, dropped: 0 }, watched)
+    /// Says something, unless the watcher has left.
+    fn tell(&mut self, event: &v1::TaskEvent) {
+        let Some(events) = &self.events else { return };
+        if self.dropped > 0 {
+            let dropped = Some(v1::task_event::Event::Dropped(self.dropped));
+            let told = v1::TaskEvent { at_ms: event.at_ms, event: dropped, ..v1::TaskEvent::default() };
+            if events.try_send(told).is_ok() {
+                self.dropped = 0;
+            }
+        }
+        match events.try_send(event.clone()) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => self.dropped += 1,
+            Err(mpsc::error::TrySendError::Closed(_)) => self.leave(Millis(event.at_ms)),
+        }
     }
 
-    /// False if nobody listens any more.
-    fn tell(&mut self, at: Millis, event: v1::task_event::Event) -> bool {
-        let dropped = Some(v1::task_event::Event::Dropped(self.dropped));
-        if self.dropped > 0 && self.events.try_send(v1::TaskEvent { at_ms: at.0, event: dropped }).is_ok() {
-            self.dropped = 0;
+    fn leave(&mut self, now: Millis) {
+        self.events = None;
+        self.left = now;
+    }
+
+    /// Whether it listens, or may come back.
+    fn counts(&mut self, now: Millis) -> bool {
+        if self.events.as_ref().is_some_and(mpsc::Sender::is_closed) {
+            self.leave(now);
         }
-        match self.events.try_send(v1::TaskEvent { at_ms: at.0, event: Some(event) }) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                self.dropped += 1;
-                true
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => false,
-        }
+        self.events.is_some() || self.since.is_some() && now.0 < self.left.0.saturating_add(LINGER_MS)
     }
 }
 
@@ -52,19 +116,43 @@ impl Watcher {
 #[derive(Clone, Debug)]
 pub(crate) struct Recent {
     pub(crate) outcome: Outcome,
-    pub(crate) of: Option<Of>,
+    pub(crate) of: Of,
     pub(crate) result: Bytes,
     pub(crate) error: String,
 }
 
-/// What is known of an ended task by one of its runs.
+/// What is known of an ended task.
 #[derive(Clone, Debug)]
 pub(crate) struct Of {
     pub(crate) queue: QueueName,
     pub(crate) key: Key,
+    /// By one of its runs, if it had one.
+    pub(crate) run: Option<OfRun>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfRun {
     pub(crate) priority: Priority,
     pub(crate) attempt: u16,
     pub(crate) max_attempts: u16,
+}
+
+impl Of {
+    /// The same on the wire.
+    pub(crate) fn task(&self, shard: ShardId, task: TaskId) -> v1::Task {
+        let known = self.run.map_or_else(v1::Task::default, |run| v1::Task {
+            priority: run.priority.0.into(),
+            attempt: run.attempt.into(),
+            max_attempts: run.max_attempts.into(),
+            ..v1::Task::default()
+        });
+        v1::Task {
+            id: convert::task_id(shard, task),
+            queue: self.queue.as_str().into(),
+            key: self.key.as_str().into(),
+            ..known
+        }
+    }
 }
 
 impl Recent {
@@ -79,64 +167,173 @@ impl Recent {
             Outcome::Failed => v1::TaskState::Failed,
             Outcome::Canceled => v1::TaskState::Canceled,
         };
-        let known = self.of.map_or_else(v1::Task::default, |of| v1::Task {
-            queue: of.queue.as_str().into(),
-            key: of.key.as_str().into(),
-            priority: of.priority.0.into(),
-            attempt: of.attempt.into(),
-            max_attempts: of.max_attempts.into(),
-            ..v1::Task::default()
-        });
         v1::Task {
-            id: convert::task_id(shard, task),
             state: state.into(),
             result: (self.outcome == Outcome::Succeeded).then_some(self.result),
             error: self.error,
-            ..known
+            ..self.of.task(shard, task)
         }
     }
 }
 
+/// An event that is kept.
+#[derive(Debug)]
+struct Kept {
+    at: u64,
+    queue: QueueName,
+    key: Key,
+    task: TaskId,
+    event: v1::TaskEvent,
+}
+
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Events {
-    watchers: HashMap<TaskId, Vec<Watcher>>,
+    shard: ShardId,
+    /// Of this life of the server: places in the order of another one mean nothing.
+    life: String,
+    /// The last event's place in the order.
+    at: u64,
+    tasks: HashMap<TaskId, Vec<Watcher>>,
+    filters: Vec<(Watched, Watcher)>,
     watching: usize,
+    kept: VecDeque<Kept>,
+    kept_bytes: usize,
+    /// The last event that had to make room.
+    dropped_at: u64,
     recent: HashMap<TaskId, Recent>,
     order: VecDeque<TaskId>,
     recent_bytes: usize,
 }
 
 impl Events {
-    /// Beyond the bound nobody more is let in: dropping the watcher ends its stream.
-    pub(crate) fn watch(&mut self, task: TaskId, watcher: Watcher) {
-        if self.watching < WATCHERS {
-            self.watching += 1;
-            self.watchers.entry(task).or_default().push(watcher);
+    pub(crate) fn new(shard: ShardId, nonce: u64) -> Events {
+        Events {
+            shard,
+            life: format!("{:08x}", nonce as u32),
+            at: 0,
+            tasks: HashMap::new(),
+            filters: Vec::new(),
+            watching: 0,
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+            dropped_at: 0,
+            recent: HashMap::new(),
+            order: VecDeque::new(),
+            recent_bytes: 0,
         }
     }
 
-    pub(crate) fn is_watched(&self, task: TaskId) -> bool {
-        !self.watchers.is_empty() && self.watchers.contains_key(&task)
+    /// Begins a watch, from now on, or `after` an event that was seen before. One that may come back (`lingers`)
+    /// finds what it missed if somebody watched the same all the time since, be it only itself within a minute.
+    ///
+    /// None: there are too many watchers.
+    pub(crate) fn watch(&mut self, what: Watched, after: Option<&str>, lingers: bool) -> Option<Began> {
+        let full = match &what {
+            Watched::Task(_) => self.watching >= WATCHERS,
+            Watched::Filter(..) => self.filters.len() >= FILTERS,
+        };
+        if full {
+            return None;
+        }
+        let from = after.and_then(|after| self.place(after)).filter(|from| self.is_known(&what, *from));
+        let before = from.map_or_else(Vec::new, |from| self.kept_after(&what, from));
+        let (events, watched) = mpsc::channel(EVENTS_PER_WATCHER);
+        let since = lingers.then_some(from.unwrap_or(self.at));
+        let watcher = Watcher { events: Some(events), dropped: 0, since, left: Millis(0) };
+        let began = Began {
+            at: self.id(self.at),
+            before,
+            missed: after.is_some() && from.is_none(),
+            events: watched,
+        };
+        self.watching += 1;
+        match what {
+            Watched::Task(task) => self.tasks.entry(task).or_default().push(watcher),
+            filter @ Watched::Filter(..) => self.filters.push((filter, watcher)),
+        }
+        Some(began)
     }
 
-    pub(crate) fn tell(&mut self, at: Millis, task: TaskId, event: &v1::task_event::Event) {
-        if let Some(watchers) = self.watchers.get_mut(&task) {
-            let before = watchers.len();
-            watchers.retain_mut(|watcher| watcher.tell(at, event.clone()));
-            self.watching -= before - watchers.len();
-            if watchers.is_empty() {
-                self.watchers.remove(&task);
+    fn id(&self, at: u64) -> String {
+        format!("{}-{at}", self.life)
+    }
+
+    /// A place in the order, if it is one of this life.
+    fn place(&self, id: &str) -> Option<u64> {
+        let at = id.strip_prefix(&self.life)?.strip_prefix('-')?.parse().ok()?;
+        (at <= self.at).then_some(at)
+    }
+
+    /// Whether all is kept that `what` is about and that came after a place.
+    fn is_known(&self, what: &Watched, from: u64) -> bool {
+        let kept = |watcher: &Watcher| watcher.since.is_some_and(|since| since <= from);
+        self.dropped_at <= from
+            && match what {
+                Watched::Task(task) => self.tasks.get(task).is_some_and(|all| all.iter().any(kept)),
+                Watched::Filter(..) => {
+                    self.filters.iter().any(|(other, watcher)| other == what && kept(watcher))
+                }
             }
+    }
+
+    fn kept_after(&self, what: &Watched, from: u64) -> Vec<v1::TaskEvent> {
+        let first = self.kept.partition_point(|kept| kept.at <= from);
+        let about =
+            |kept: &&Kept| what.is_about(Subject { task: kept.task, queue: &kept.queue, key: &kept.key });
+        self.kept.range(first..).filter(about).map(|kept| kept.event.clone()).collect()
+    }
+
+    /// Whether somebody wants to know of every task.
+    pub(crate) fn has_filters(&self) -> bool {
+        !self.filters.is_empty()
+    }
+
+    /// Whether somebody wants to know what happens to this task, or may ask later.
+    pub(crate) fn is_watched(&self, of: Subject<'_>) -> bool {
+        self.filters.iter().any(|(filter, _)| filter.is_about(of))
+            || !self.tasks.is_empty() && self.tasks.contains_key(&of.task)
+    }
+
+    /// Tells those who watch the task.
+    pub(crate) fn tell(&mut self, now: Millis, of: Subject<'_>, event: v1::task_event::Event) {
+        self.at += 1;
+        let event = v1::TaskEvent {
+            at_ms: now.0,
+            id: self.id(self.at),
+            task_id: convert::task_id(self.shard, of.task),
+            event: Some(event),
+        };
+        let mut keep = false;
+        let filters = self.filters.iter_mut().filter(|(filter, _)| filter.is_about(of));
+        let watchers = filters.map(|(_, watcher)| watcher);
+        for watcher in watchers.chain(self.tasks.get_mut(&of.task).into_iter().flatten()) {
+            watcher.tell(&event);
+            keep |= watcher.since.is_some();
+        }
+        if keep {
+            self.keep(of, event);
+        }
+    }
+
+    fn keep(&mut self, of: Subject<'_>, event: v1::TaskEvent) {
+        let bytes = |event: &v1::TaskEvent| event.encoded_len() + size_of::<Kept>();
+        self.kept_bytes += bytes(&event);
+        let (queue, key) = (of.queue.clone(), of.key.clone());
+        self.kept.push_back(Kept { at: self.at, queue, key, task: of.task, event });
+        while self.kept.len() > KEPT || self.kept_bytes > KEPT_BYTES {
+            let Some(oldest) = self.kept.pop_front() else { break };
+            self.kept_bytes -= bytes(&oldest.event);
+            self.dropped_at = oldest.at;
         }
     }
 
     /// A task has ended: its watchers get their last event, and whoever asks later finds it for a while.
-    pub(crate) fn ended(&mut self, at: Millis, shard: ShardId, task: TaskId, ended: Recent) {
-        if self.is_watched(task) {
-            let event = v1::task_event::Event::Task(ended.clone().task(shard, task));
-            self.tell(at, task, &event);
-            self.watching -= self.watchers.remove(&task).map_or(0, |watchers| watchers.len());
+    pub(crate) fn ended(&mut self, now: Millis, task: TaskId, ended: Recent) {
+        let of = Subject { task, queue: &ended.of.queue, key: &ended.of.key };
+        if self.is_watched(of) {
+            self.tell(now, of, v1::task_event::Event::Task(ended.clone().task(self.shard, task)));
+            self.tasks.get_mut(&task).into_iter().flatten().for_each(|watcher| watcher.leave(now));
         }
         self.recent_bytes += ended.bytes();
         if let Some(before) = self.recent.insert(task, ended) {
@@ -155,11 +352,139 @@ impl Events {
     }
 
     /// Forgets those who no longer listen, also to tasks of which nothing is heard.
-    pub(crate) fn sweep(&mut self) {
-        self.watchers.retain(|_, watchers| {
-            watchers.retain(|watcher| !watcher.events.is_closed());
+    pub(crate) fn sweep(&mut self, now: Millis) {
+        self.forget(now);
+        let lingering = |watcher: &&Watcher| watcher.events.is_none();
+        let watchers = self.tasks.values().flatten().chain(self.filters.iter().map(|(_, watcher)| watcher));
+        if watchers.filter(lingering).count() > LINGERING {
+            // Too many to wait for any of them.
+            self.forget(Millis(u64::MAX));
+        }
+        self.watching = self.tasks.values().map(Vec::len).sum::<usize>() + self.filters.len();
+        if self.watching == 0 {
+            self.kept.clear();
+            self.kept_bytes = 0;
+            self.dropped_at = self.at;
+        }
+    }
+
+    fn forget(&mut self, now: Millis) {
+        self.tasks.retain(|_, watchers| {
+            watchers.retain_mut(|watcher| watcher.counts(now));
             !watchers.is_empty()
         });
-        self.watching = self.watchers.values().map(Vec::len).sum();
+        self.filters.retain_mut(|(_, watcher)| watcher.counts(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> QueueName {
+        QueueName::new("render").unwrap()
+    }
+
+    fn key(key: &str) -> Key {
+        Key::new(key).unwrap()
+    }
+
+    fn output(events: &mut Events, now: u64, task: u64, of: &str, line: &str) {
+        let of = Subject { task: TaskId(task), queue: &queue(), key: &key(of) };
+        if events.is_watched(of) {
+            events.tell(Millis(now), of, v1::task_event::Event::Output(line.into()));
+        }
+    }
+
+    fn heard(began: &mut Began) -> Vec<v1::TaskEvent> {
+        let mut heard = std::mem::take(&mut began.before);
+        heard.extend(std::iter::from_fn(|| began.events.try_recv().ok()));
+        heard
+    }
+
+    fn lines(began: &mut Began) -> Vec<String> {
+        let line = |event: v1::TaskEvent| match event.event {
+            Some(v1::task_event::Event::Output(line)) => line,
+            other => format!("{other:?}"),
+        };
+        heard(began).into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_filter_sees_its_queue_and_key_only() {
+        let mut events = Events::new(ShardId(0), 7);
+        let mut of_acme = events.watch(Watched::Filter(None, Some(key("acme"))), None, false).unwrap();
+        let other = Watched::Filter(Some(QueueName::new("mail").unwrap()), None);
+        let mut of_mail = events.watch(other, None, false).unwrap();
+        output(&mut events, 0, 1, "acme", "a");
+        output(&mut events, 0, 2, "zeta", "z");
+        assert_eq!((lines(&mut of_acme), lines(&mut of_mail)), (vec!["a".to_string()], vec![]));
+    }
+
+    #[test]
+    fn a_watcher_that_comes_back_has_missed_nothing() {
+        let mut events = Events::new(ShardId(0), 7);
+        let task = Watched::Task(TaskId(1));
+        let mut first = events.watch(task.clone(), None, true).unwrap();
+        output(&mut events, 0, 1, "acme", "a");
+        let seen = heard(&mut first).pop().unwrap().id;
+        drop(first);
+        output(&mut events, 1_000, 1, "acme", "b");
+        output(&mut events, 1_000, 2, "acme", "of another task");
+        events.sweep(Millis(10_000));
+        output(&mut events, 50_000, 1, "acme", "c");
+        let mut again = events.watch(task.clone(), Some(&seen), true).unwrap();
+        assert!(!again.missed);
+        output(&mut events, 50_000, 1, "acme", "d");
+        assert_eq!(lines(&mut again), ["b", "c", "d"]);
+        drop(again);
+        // Too late, or from another life, or never: it is told.
+        events.sweep(Millis(51_000));
+        events.sweep(Millis(111_001));
+        for after in [seen.as_str(), "00000008-1", "00000007-99", "", "\u{0}", "00000007-x"] {
+            assert!(events.watch(task.clone(), Some(after), true).unwrap().missed, "{after}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_watched_is_not_taken_for_known() {
+        let mut events = Events::new(ShardId(0), 7);
+        let all = Watched::Filter(None, None);
+        let began = events.watch(Watched::Task(TaskId(1)), None, true).unwrap();
+        output(&mut events, 0, 2, "acme", "not kept");
+        assert!(events.watch(all.clone(), Some(&began.at), true).unwrap().missed);
+        output(&mut events, 0, 2, "acme", "kept");
+        assert!(!events.watch(all, Some(&events.id(events.at)), true).unwrap().missed);
+    }
+
+    #[test]
+    fn what_had_to_make_room_is_missed_and_told() {
+        let mut events = Events::new(ShardId(0), 7);
+        let all = Watched::Filter(None, None);
+        let mut began = events.watch(all.clone(), None, true).unwrap();
+        for n in 0..KEPT + 300 {
+            output(&mut events, 0, 1, "acme", &n.to_string());
+        }
+        let heard = heard(&mut began);
+        assert_eq!(heard.len(), EVENTS_PER_WATCHER);
+        output(&mut events, 0, 1, "acme", "more");
+        assert_eq!(events.kept.len(), KEPT);
+        let (dropped, last) = (began.events.try_recv().unwrap(), began.events.try_recv().unwrap());
+        let left_out = KEPT + 300 - EVENTS_PER_WATCHER;
+        assert_eq!(dropped.event, Some(v1::task_event::Event::Dropped(left_out as u64)));
+        assert_eq!(last.event, Some(v1::task_event::Event::Output("more".into())));
+        assert!(events.watch(all.clone(), Some(&heard[0].id), true).unwrap().missed);
+        assert!(!events.watch(all, Some(&last.id), true).unwrap().missed);
+    }
+
+    #[test]
+    fn nothing_is_kept_for_those_who_do_not_come_back() {
+        let mut events = Events::new(ShardId(0), 7);
+        let began = events.watch(Watched::Task(TaskId(1)), None, false).unwrap();
+        output(&mut events, 0, 1, "acme", "a");
+        assert!(events.kept.is_empty());
+        drop(began);
+        events.sweep(Millis(1));
+        assert!(events.tasks.is_empty() && events.watching == 0);
     }
 }

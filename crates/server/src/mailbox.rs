@@ -12,7 +12,7 @@ use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, Task};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
-use crate::events::{Recent, Watcher};
+use crate::events::{Began, Recent, Watched};
 use crate::outbox::Outbox;
 
 /// Clients' requests that may wait. At 16 MiB each they would be too much, so their bytes are bounded too.
@@ -60,8 +60,16 @@ pub(crate) enum Request {
         reply: oneshot::Sender<Option<Recent>>,
     },
     Watch {
-        task: TaskId,
-        watcher: Watcher,
+        what: Watched,
+        after: Option<String>,
+        lingers: bool,
+        reply: oneshot::Sender<Option<Began>>,
+    },
+    /// A queue, and so many of its keys.
+    Queue {
+        name: QueueName,
+        keys: usize,
+        reply: oneshot::Sender<Option<QueueView>>,
     },
     Look {
         reply: oneshot::Sender<View>,
@@ -77,6 +85,7 @@ pub(crate) enum FromWorker {
     Ended { session: SessionId, ended: Vec<RunEnded> },
     Refused { session: SessionId, task: TaskId, fence: Fence },
     Output { task: TaskId, lines: Vec<String>, dropped: u64 },
+    Progress { task: TaskId, fence: Fence, progress: v1::Progress },
     Closed { session: SessionId },
     Dead { seat: Seat, token: u64, process: u64 },
     Stop,
@@ -106,6 +115,17 @@ pub(crate) struct Explained {
     pub(crate) queue: String,
     pub(crate) standing: Standing,
     pub(crate) seat: Option<Seat>,
+    pub(crate) progress: Option<v1::Progress>,
+}
+
+/// All that a server says of a queue.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueView {
+    pub(crate) id: QueueId,
+    pub(crate) queue: v1::Queue,
+    /// The tasks that go next in its lanes.
+    pub(crate) first: Vec<TaskId>,
+    pub(crate) keys: Vec<v1::QueueKey>,
 }
 
 /// All that a server says of a shard.
@@ -113,9 +133,7 @@ pub(crate) struct Explained {
 pub(crate) struct View {
     pub(crate) shard: v1::Shard,
     pub(crate) store_id: u64,
-    pub(crate) queues: Vec<v1::Queue>,
-    /// For each queue, the tasks that go next in its lanes.
-    pub(crate) first: Vec<Vec<TaskId>>,
+    pub(crate) queues: Vec<QueueView>,
     pub(crate) workers: Vec<v1::Worker>,
     /// Starts since the server began, by queue, and of the busiest keys.
     pub(crate) started: Vec<(QueueId, u64)>,
@@ -181,8 +199,19 @@ impl Mailbox {
         self.ask(|reply| Request::Look { reply }).await
     }
 
-    pub(crate) fn watch(&self, task: TaskId, watcher: Watcher) -> Result<(), Refusal> {
-        self.send(Request::Watch { task, watcher })
+    pub(crate) async fn queue(&self, name: QueueName, keys: usize) -> Result<QueueView, Refusal> {
+        let none = Refusal::not_found(format!("there is no queue {name} yet"));
+        self.ask(|reply| Request::Queue { name, keys, reply }).await?.ok_or(none)
+    }
+
+    pub(crate) async fn watch(
+        &self,
+        what: Watched,
+        after: Option<String>,
+        lingers: bool,
+    ) -> Result<Began, Refusal> {
+        let began = self.ask(|reply| Request::Watch { what, after, lingers, reply }).await?;
+        began.ok_or_else(|| Refusal::limited("more watch than the server can tell; try again in a moment"))
     }
 
     async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Refusal> {

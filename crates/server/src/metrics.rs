@@ -53,36 +53,77 @@ pub(crate) struct Metrics {
 /// Starts, by queue, and by key for those that have most. Counted by the loop, which has them to itself.
 #[derive(Debug, Default)]
 pub(crate) struct Starts {
-    queues: HashMap<QueueId, u64>,
-    keys: HashMap<(QueueId, Key), u64>,
+    queues: HashMap<QueueId, Count>,
+    keys: HashMap<(QueueId, Key), Count>,
+}
+
+/// Starts: all, those of this half minute, and those of the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    ever: u64,
+    now: u64,
+    before: u64,
+}
+
+impl Count {
+    fn add(&mut self) {
+        self.ever += 1;
+        self.now += 1;
+    }
+
+    fn turn(&mut self) {
+        self.before = std::mem::take(&mut self.now);
+    }
 }
 
 impl Starts {
+    /// How often [`Starts::turn`] is to be called.
+    pub(crate) const TURN_EVERY: Duration = Duration::from_secs(30);
+
     pub(crate) fn count(&mut self, queue: QueueId, key: &Key) {
-        *self.queues.entry(queue).or_default() += 1;
+        self.queues.entry(queue).or_default().add();
         if self.keys.len() >= KEYS_COUNTED {
             self.make_room();
         }
-        *self.keys.entry((queue, key.clone())).or_default() += 1;
+        self.keys.entry((queue, key.clone())).or_default().add();
     }
 
     /// The keys that start least make room: a key that is busy from now on is seen soon.
     fn make_room(&mut self) {
-        let mut counts: Vec<u64> = self.keys.values().copied().collect();
+        let mut counts: Vec<u64> = self.keys.values().map(|count| count.ever).collect();
         counts.sort_unstable();
         let middle = counts[counts.len() / 2];
-        self.keys.retain(|_, count| *count > middle);
+        self.keys.retain(|_, count| count.ever > middle);
+    }
+
+    /// Another half minute begins.
+    pub(crate) fn turn(&mut self) {
+        self.queues.values_mut().chain(self.keys.values_mut()).for_each(Count::turn);
+    }
+
+    /// Starts of a queue, or of one of its keys, within the last half minute to minute.
+    pub(crate) fn lately(&self, queue: QueueId, key: Option<&Key>) -> u64 {
+        let count = match key {
+            None => self.queues.get(&queue),
+            Some(key) => self.keys.get(&(queue, key.clone())),
+        };
+        count.map_or(0, |count| count.now + count.before)
+    }
+
+    /// The keys of a queue that are counted.
+    pub(crate) fn keys_of(&self, queue: QueueId) -> impl Iterator<Item = &Key> {
+        self.keys.keys().filter(move |(of, _)| *of == queue).map(|(_, key)| key)
     }
 
     /// Starts by queue.
     pub(crate) fn queues(&self) -> Vec<(QueueId, u64)> {
-        self.queues.iter().map(|(queue, count)| (*queue, *count)).collect()
+        self.queues.iter().map(|(queue, count)| (*queue, count.ever)).collect()
     }
 
     /// The busiest keys.
     pub(crate) fn busiest(&self) -> Vec<(QueueId, Key, u64)> {
         let mut keys: Vec<_> =
-            self.keys.iter().map(|((queue, key), count)| (*queue, key.clone(), *count)).collect();
+            self.keys.iter().map(|((queue, key), count)| (*queue, key.clone(), count.ever)).collect();
         keys.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| (a.0, &a.1).cmp(&(b.0, &b.1))));
         keys.truncate(KEYS_SHOWN);
         keys
@@ -129,7 +170,7 @@ fn register_view(registry: &mut Registry, view: &View) {
     let waiting = Family::<OfQueue, Gauge>::default();
     let running = Family::<OfQueue, Gauge>::default();
     let oldest = Family::<OfQueue, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
-    for queue in &view.queues {
+    for queue in view.queues.iter().map(|view| &view.queue) {
         let of = OfQueue { queue: queue.name.clone() };
         accepted.get_or_create(&of).inc_by(queue.accepted);
         waiting.get_or_create(&of).set(queue.waiting as i64);
@@ -141,8 +182,9 @@ fn register_view(registry: &mut Registry, view: &View) {
             finished.get_or_create(&OfOutcome { queue: queue.name.clone(), outcome }).inc_by(count);
         }
     }
-    let name =
-        |queue: QueueId| view.queues.get(queue.0 as usize).map_or_else(String::new, |q| q.name.clone());
+    let name = |queue: QueueId| {
+        view.queues.get(queue.0 as usize).map_or_else(String::new, |view| view.queue.name.clone())
+    };
     let started = Family::<OfQueue, Counter>::default();
     for &(queue, count) in &view.started {
         started.get_or_create(&OfQueue { queue: name(queue) }).inc_by(count);

@@ -17,19 +17,20 @@ use evenhand_api::{convert, errors, v1};
 use evenhand_core::explain::Standing;
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{
-    CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
+    CommitId, Fence, Key, Millis, QueueId, QueueName, RequestId, SessionId, ShardId, StoreId, TaskId,
+    WorkerId,
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
 use evenhand_core::owner::{Identity, MemberView, Owner};
+use evenhand_core::{Answer, NewTask, Refusal, Run, Task, Work};
 use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
-use evenhand_core::{Refusal, Run, Task, Work};
 use evenhand_store::{Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
-use crate::events::{Events, Of, Recent};
-use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, Reply, Request, RunEnded, View};
+use crate::events::{Events, Of, OfRun, Recent, Subject};
+use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, QueueView, Reply, Request, RunEnded, View};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
@@ -50,6 +51,8 @@ const TAKE_AGAIN: Duration = Duration::from_millis(100);
 const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// Deaths that are kept for the next owner.
 const DEATHS: usize = 10_000;
+/// Waiting tasks whose keys are shown as those that go next.
+const NEXT_KEYS: usize = 1_000;
 /// How often the payload of a run is asked for before the run is given back.
 const WORK_TRIES: u32 = 5;
 
@@ -108,7 +111,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             inbox,
             metrics,
             clock: Clock::new(),
-            events: Events::default(),
+            events: Events::new(SHARD, random),
             starts: Starts::default(),
             stopping: false,
             deaths: Vec::new(),
@@ -193,6 +196,7 @@ async fn refuse_all(inbox: &mut Inbox, deaths: &mut Vec<FromWorker>) {
                 | FromWorker::Ended { .. }
                 | FromWorker::Refused { .. }
                 | FromWorker::Output { .. }
+                | FromWorker::Progress { .. }
                 | FromWorker::Closed { .. } => {}
                 // Beyond the bound they are waited for, as if nothing had been said.
                 death @ FromWorker::Dead { .. } if deaths.len() < DEATHS => deaths.push(death),
@@ -209,7 +213,11 @@ fn refuse(request: Request) {
             reply.send(Err(mailbox::taking()));
         }
         // Their callers hear that there is no answer.
-        Request::Explain { .. } | Request::Ended { .. } | Request::Watch { .. } | Request::Look { .. } => {}
+        Request::Explain { .. }
+        | Request::Ended { .. }
+        | Request::Watch { .. }
+        | Request::Queue { .. }
+        | Request::Look { .. } => {}
     }
 }
 
@@ -241,6 +249,10 @@ struct Owned<'a, S> {
     /// Sessions for which something has gathered.
     gathered: Vec<SessionId>,
     replies: HashMap<RequestId, Reply>,
+    /// Tasks that are being accepted and that somebody watches by a filter, with what they will be.
+    accepting: HashMap<RequestId, Vec<Of>>,
+    /// The last that runs have said of how far they are.
+    progress: HashMap<TaskId, (Fence, v1::Progress)>,
     next_request: u64,
     /// Runs whose payload is being read, and whether they were stopped meanwhile.
     fetching: HashMap<(TaskId, Fence), bool>,
@@ -271,6 +283,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             reach: HashMap::new(),
             gathered: Vec::new(),
             replies: HashMap::new(),
+            accepting: HashMap::new(),
+            progress: HashMap::new(),
             next_request: 0,
             fetching: HashMap::new(),
             endings: HashMap::new(),
@@ -296,6 +310,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             self.on_worker(death, &mut effects);
         }
         let (mut next_room, mut next_sweep) = (Instant::now(), Instant::now() + SWEEP_EVERY);
+        let mut next_turn = Instant::now() + Starts::TURN_EVERY;
         loop {
             self.perform(&mut effects);
             self.send_gathered();
@@ -369,7 +384,11 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             if Instant::now() >= next_sweep {
                 next_sweep = Instant::now() + SWEEP_EVERY;
-                self.shell.events.sweep();
+                self.shell.events.sweep(self.shell.clock.now());
+            }
+            if Instant::now() >= next_turn {
+                next_turn = Instant::now() + Starts::TURN_EVERY;
+                self.shell.starts.turn();
             }
         }
     }
@@ -458,9 +477,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     },
                 );
                 let ended: Vec<_> = hello.ended.iter().zip(results).collect();
+                let about = |run: &Run| self.about(run);
                 let endings: Vec<_> = ended
                     .into_iter()
-                    .map(|((run, end), ending)| (run.task, run.fence, self.about(run), *end, ending))
+                    .filter_map(|((run, end), ending)| Some((run.task, run.fence, about(run)?, *end, ending)))
                     .collect();
                 self.step(Input::Hello { session, hello }, effects);
                 if self.owner.is_session(session) {
@@ -477,8 +497,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     let run = self.owner.shard().run(task).filter(|run| run.fence == fence);
                     if let Some(run) = run
                         && self.owner.is_session(session)
+                        && let Some(of) = self.about(run)
                     {
-                        let of = self.about(run);
                         self.keep_ending(task, fence, of, end, ending);
                     }
                     self.step(Input::Ended { session, task, fence, attempt, end }, effects);
@@ -488,6 +508,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.step(Input::Refused { session, task, fence }, effects);
             }
             FromWorker::Output { task, lines, dropped } => self.on_output(task, lines, dropped),
+            FromWorker::Progress { task, fence, progress } => self.on_progress(task, fence, progress),
             FromWorker::Closed { session } => {
                 self.unlink(session);
                 self.step(Input::Closed { session }, effects);
@@ -515,18 +536,34 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     }
 
     fn on_output(&mut self, task: TaskId, lines: Vec<String>, dropped: u64) {
-        if self.shell.events.is_watched(task) {
+        let Some(run) = self.owner.shard().run(task) else { return };
+        let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
+        let of = Subject { task, queue, key: &run.key };
+        let events = &mut self.shell.events;
+        if events.is_watched(of) {
             let now = self.shell.clock.now();
             for line in lines {
-                self.shell.events.tell(now, task, &v1::task_event::Event::Output(line));
+                events.tell(now, of, v1::task_event::Event::Output(line));
             }
             if dropped > 0 {
-                self.shell.events.tell(now, task, &v1::task_event::Event::Dropped(dropped));
+                events.tell(now, of, v1::task_event::Event::Dropped(dropped));
             }
         }
     }
 
-    fn keep_ending(&mut self, task: TaskId, fence: Fence, of: Option<Of>, end: End, ending: Ending) {
+    fn on_progress(&mut self, task: TaskId, fence: Fence, progress: v1::Progress) {
+        let run = self.owner.shard().run(task).filter(|run| run.fence == fence);
+        let Some(run) = run else { return };
+        let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
+        let of = Subject { task, queue, key: &run.key };
+        if self.shell.events.is_watched(of) {
+            let event = v1::task_event::Event::Progress(progress.clone());
+            self.shell.events.tell(self.shell.clock.now(), of, event);
+        }
+        self.progress.insert(task, (fence, progress));
+    }
+
+    fn keep_ending(&mut self, task: TaskId, fence: Fence, of: Of, end: End, ending: Ending) {
         let outcome = match end {
             End::Succeeded => Outcome::Succeeded,
             End::Failed | End::FailedForGood | End::Lost => Outcome::Failed,
@@ -540,13 +577,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
 
     /// What is known of a task by one of its runs.
     fn about(&self, run: &Run) -> Option<Of> {
-        Some(Of {
-            queue: self.owner.shard().queue_name(run.lane.queue)?.clone(),
-            key: run.key.clone(),
-            priority: run.lane.priority,
-            attempt: run.attempt,
-            max_attempts: run.max_attempts,
-        })
+        let queue = self.owner.shard().queue_name(run.lane.queue)?.clone();
+        let of = OfRun { priority: run.lane.priority, attempt: run.attempt, max_attempts: run.max_attempts };
+        Some(Of { queue, key: run.key.clone(), run: Some(of) })
     }
 
     fn queue_name(&self, queue: QueueId) -> String {
@@ -560,6 +593,14 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             Request::Enqueue { queue, tasks, once, reply } => {
                 let request = self.await_answer(reply);
+                if self.shell.events.has_filters() {
+                    let of = |task: &NewTask| {
+                        let (priority, max_attempts) = (task.priority, task.max_attempts);
+                        let run = Some(OfRun { priority, attempt: 1, max_attempts });
+                        Of { queue: queue.clone(), key: task.key.clone(), run }
+                    };
+                    self.accepting.insert(request, tasks.iter().map(of).collect());
+                }
                 self.step(Input::Shard(ShardInput::Enqueue { request, queue, tasks, once }), effects);
             }
             Request::Cancel { task, reply } => {
@@ -580,7 +621,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     self.answer_asked();
                 }
             },
-            Request::Watch { task, watcher } => self.shell.events.watch(task, watcher),
+            Request::Watch { what, after, lingers, reply } => {
+                drop(reply.send(self.shell.events.watch(what, after.as_deref(), lingers)));
+            }
+            Request::Queue { name, keys, reply } => drop(reply.send(self.queue(&name, keys))),
             Request::Look { reply } => drop(reply.send(self.view())),
         }
     }
@@ -597,7 +641,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
             Standing::Waiting { .. } | Standing::Gone => None,
         };
-        Explained { queue: self.queue_name(task.lane.queue), task, standing, seat }
+        let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
+        Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress }
     }
 
     // --- what goes out ---
@@ -693,11 +738,16 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.gather_for(worker, |gathering| gathering.down.acknowledged.push(run));
             }
             ShardEffect::Answer { request, answer } => {
+                if let Some(accepting) = self.accepting.remove(&request)
+                    && let Ok(Answer::Accepted(ids)) = &answer
+                {
+                    self.tell_accepted(ids, accepting);
+                }
                 if let Some(reply) = self.replies.remove(&request) {
                     reply.send(answer);
                 }
             }
-            ShardEffect::Finished { task, outcome } => self.finished(task, outcome),
+            ShardEffect::Finished { task, queue, key, outcome } => self.finished(task, queue, key, outcome),
             ShardEffect::Wake { at } => self.wake = Some(at),
             ShardEffect::Broken { what } => self.broken = Some(what),
             // The owner keeps these to itself.
@@ -720,9 +770,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         self.shell.starts.count(run.lane.queue, &run.key);
         // A worker that cannot be reached never starts it, and says so by not naming it in its next hello.
         let Some(&session) = self.reach.get(&worker) else { return };
-        if self.shell.events.is_watched(run.task) {
-            self.tell_started(worker, &run);
-        }
+        self.tell_started(worker, &run);
         match work {
             Some(work) => self.send_start(session, &run, work),
             None => {
@@ -736,14 +784,29 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         }
     }
 
-    fn tell_started(&mut self, worker: WorkerId, run: &Run) {
-        let seat = self.owner.seat(worker).map_or_else(String::new, |seat| seat.as_str().into());
-        let of = self.about(run);
-        let known = Recent { outcome: Outcome::Succeeded, of, result: Bytes::new(), error: String::new() };
-        let known = known.task(SHARD, run.task);
-        let task = v1::Task { seat, state: v1::TaskState::Running.into(), result: None, ..known };
+    fn tell_accepted(&mut self, ids: &[TaskId], accepted: Vec<Of>) {
         let now = self.shell.clock.now();
-        self.shell.events.tell(now, run.task, &v1::task_event::Event::Task(task));
+        for (&task, of) in ids.iter().zip(accepted) {
+            let subject = Subject { task, queue: &of.queue, key: &of.key };
+            if self.shell.events.is_watched(subject) {
+                let queued = v1::TaskState::Queued.into();
+                let told = v1::Task { state: queued, accepted_ms: now.0, ..of.task(SHARD, task) };
+                self.shell.events.tell(now, subject, v1::task_event::Event::Task(told));
+            }
+        }
+    }
+
+    fn tell_started(&mut self, worker: WorkerId, run: &Run) {
+        let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
+        let subject = Subject { task: run.task, queue, key: &run.key };
+        if self.shell.events.is_watched(subject)
+            && let Some(of) = self.about(run)
+        {
+            let seat = self.owner.seat(worker).map_or_else(String::new, |seat| seat.as_str().into());
+            let running = v1::TaskState::Running.into();
+            let told = v1::Task { seat, state: running, ..of.task(SHARD, run.task) };
+            self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
+        }
     }
 
     fn send_start(&mut self, session: SessionId, run: &Run, work: Work) {
@@ -752,7 +815,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         let name = if link.named.insert(queue) { self.owner.shard().queue_name(queue) } else { None };
         let name = name.map(|name| v1::QueueName { id: queue.0, name: name.as_str().into() });
         let payload = Bytes::from_owner(work.payload);
-        let start = v1::Start { run: Some(convert::run(run, work.max_duration_ms)), payload };
+        let content_type = work.content_type.as_str().into();
+        let start = v1::Start { run: Some(convert::run(run, work.max_duration_ms)), payload, content_type };
         self.gather(session, |gathering| {
             gathering.down.queues.extend(name);
             gathering.start(start);
@@ -767,25 +831,32 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         if let Some((of, _)) = self.endings.get(&task)
             && *of == fence
             && let Some((_, recent)) = self.endings.remove(&task)
-            && self.shell.events.is_watched(task)
         {
-            let ended = recent.task(SHARD, task);
-            let attempt = (ended.attempt + 1).min(ended.max_attempts);
-            let queued = v1::Task { state: v1::TaskState::Queued.into(), result: None, attempt, ..ended };
-            let now = self.shell.clock.now();
-            self.shell.events.tell(now, task, &v1::task_event::Event::Task(queued));
+            self.progress.remove(&task);
+            let of = recent.of.clone();
+            let subject = Subject { task, queue: &of.queue, key: &of.key };
+            if self.shell.events.is_watched(subject) {
+                let ended = recent.task(SHARD, task);
+                let attempt = (ended.attempt + 1).min(ended.max_attempts);
+                let queued = v1::Task { state: v1::TaskState::Queued.into(), result: None, attempt, ..ended };
+                let now = self.shell.clock.now();
+                self.shell.events.tell(now, subject, v1::task_event::Event::Task(queued));
+            }
         }
     }
 
-    fn finished(&mut self, task: TaskId, outcome: Outcome) {
+    fn finished(&mut self, task: TaskId, queue: QueueId, key: Key, outcome: Outcome) {
+        self.progress.remove(&task);
         let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
         let unknown = || {
             let lost = "its worker was lost".to_string();
             let error = if outcome == Outcome::Failed { lost } else { String::new() };
-            Recent { outcome, of: None, result: Bytes::new(), error }
+            let queue = self.owner.shard().queue_name(queue)?.clone();
+            Some(Recent { outcome, of: Of { queue, key, run: None }, result: Bytes::new(), error })
         };
-        let now = self.shell.clock.now();
-        self.shell.events.ended(now, SHARD, task, ending.unwrap_or_else(unknown));
+        if let Some(recent) = ending.or_else(unknown) {
+            self.shell.events.ended(self.shell.clock.now(), task, recent);
+        }
     }
 
     fn gather_for(&mut self, worker: WorkerId, what: impl FnOnce(&mut Gathering)) {
@@ -823,22 +894,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     fn view(&self) -> View {
         let shard = self.owner.shard();
         let gate = self.owner.gate();
-        let queues: Vec<v1::Queue> = shard
-            .queue_names()
-            .filter_map(|name| {
-                let counts = shard.counts(name)?;
-                Some(v1::Queue {
-                    name: name.as_str().into(),
-                    waiting: counts.waiting,
-                    running: counts.running,
-                    accepted: counts.totals.accepted,
-                    succeeded: counts.totals.succeeded,
-                    failed: counts.totals.failed,
-                    canceled: counts.totals.canceled,
-                    oldest_waiting_ms: None,
-                })
-            })
-            .collect();
+        let queues: Vec<QueueView> = shard.queue_names().filter_map(|name| self.queue(name, 0)).collect();
         let (slots_held, runs_alive) = shard.slots_and_runs();
         let held = shard.held();
         let shut = !gate.open;
@@ -850,13 +906,12 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 waits_for: if shut && !gate.absent.is_empty() { gate_text(&gate) } else { String::new() },
                 absent_seats: gate.absent.iter().map(|seat| seat.as_str().into()).collect(),
                 opens_in_ms: shut.then_some(gate.opens_in_ms),
-                waiting: queues.iter().map(|queue| queue.waiting).sum(),
+                waiting: queues.iter().map(|view| view.queue.waiting).sum(),
                 running: runs_alive,
                 workers: gate.members as u32,
                 room: self.room,
             },
             store_id: self.owner.store().0,
-            first: shard.queue_names().map(|name| shard.first_waiting(name).collect()).collect(),
             queues,
             workers: self.owner.members().map(|member| self.worker(&member)).collect(),
             started: self.shell.starts.queues(),
@@ -867,6 +922,60 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             window_rows: held.rows,
             keys: held.keys,
         }
+    }
+
+    /// A queue, and so many of its keys: those that start most, and those that go next.
+    fn queue(&self, name: &QueueName, keys: usize) -> Option<QueueView> {
+        let shard = self.owner.shard();
+        let (id, counts) = (shard.queue_id(name)?, shard.counts(name)?);
+        let mut seen: Vec<Key> = Vec::new();
+        if keys > 0 {
+            seen.extend(self.shell.starts.keys_of(id).cloned());
+            seen.extend(shard.next_keys(name, NEXT_KEYS).cloned());
+            seen.sort_unstable();
+            seen.dedup();
+        }
+        let starts = self.shell.starts.lately(id, None);
+        let weights = shard.waiting_weights(name);
+        let part = |of: u64, all: u64| if all == 0 { 0.0 } else { of as f64 / all as f64 };
+        let key = |key: Key| {
+            let counts = shard.key_counts(name, &key);
+            let weight = counts.weight.thousandths();
+            let started = self.shell.starts.lately(id, Some(&key));
+            let due = if counts.waiting > 0 { part(weight.into(), weights) } else { 0.0 };
+            v1::QueueKey {
+                key: key.as_str().into(),
+                weight_thousandths: weight,
+                waiting: counts.waiting,
+                running: counts.running,
+                started,
+                share: part(started, starts),
+                share_due: due.min(1.0),
+            }
+        };
+        let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
+        let counts_for = |key: &v1::QueueKey| key.started + key.waiting + key.running;
+        found.retain(|key| counts_for(key) > 0);
+        found.sort_by(|a, b| {
+            let order = b.started.cmp(&a.started).then(b.waiting.cmp(&a.waiting));
+            order.then_with(|| a.key.cmp(&b.key))
+        });
+        found.truncate(keys);
+        Some(QueueView {
+            id,
+            queue: v1::Queue {
+                name: name.as_str().into(),
+                waiting: counts.waiting,
+                running: counts.running,
+                accepted: counts.totals.accepted,
+                succeeded: counts.totals.succeeded,
+                failed: counts.totals.failed,
+                canceled: counts.totals.canceled,
+                oldest_waiting_ms: None,
+            },
+            first: shard.first_waiting(name).collect(),
+            keys: found,
+        })
     }
 
     fn worker(&self, member: &MemberView<'_>) -> v1::Worker {
@@ -915,7 +1024,8 @@ async fn fetch_work<S: Store>(store: &S, task: TaskId) -> Option<Work> {
     for n in 0..WORK_TRIES {
         match store.read_task(SHARD, task).await {
             Ok(Some(task)) => {
-                return Some(Work { payload: task.payload, max_duration_ms: task.max_duration_ms });
+                let Task { payload, content_type, max_duration_ms, .. } = task;
+                return Some(Work { payload, content_type, max_duration_ms });
             }
             Ok(None) => return None,
             Err(why) => {

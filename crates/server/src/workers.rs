@@ -130,7 +130,7 @@ async fn listen(
         let Some(v1::up::Message::News(news)) = up.message else {
             return Err(Refusal::invalid("news", "must follow the hello"));
         };
-        let v1::News { heartbeat, ended, refused, output, slots } = news;
+        let v1::News { heartbeat, ended, refused, output, slots, progress } = news;
         // Heartbeats first: they wait for nothing.
         if let Some(beat) = heartbeat {
             let beat = Beat { number: beat.number, answered: beat.answered };
@@ -156,6 +156,13 @@ async fn listen(
                 mailbox.hear(FromWorker::Output { task, lines, dropped }).await;
             }
         }
+        for v1::RunProgress { run, progress } in progress {
+            if let (Some(id), Some(progress)) = (run, progress) {
+                let (task, fence) = convert::parse_run_id(&id);
+                let progress = convert::progress(progress);
+                mailbox.hear(FromWorker::Progress { task, fence, progress }).await;
+            }
+        }
     }
     Ok(())
 }
@@ -172,9 +179,6 @@ fn run_ended(ended: v1::RunEnded) -> Result<RunEnded, Refusal> {
 fn ending(mut result: Bytes, mut error: String) -> Ending {
     // A copy of its own: what came with it in the same message must not be kept for it.
     result = Bytes::copy_from_slice(&result[..result.len().min(RESULT_BYTES)]);
-    if error.len() > ERROR_BYTES {
-        let end = (0..=ERROR_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
-        error.truncate(end);
-    }
+    convert::cut(&mut error, ERROR_BYTES);
     Ending { result, error }
 }

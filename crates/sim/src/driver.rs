@@ -143,7 +143,9 @@ impl Driver {
                         self.events.push(Event::Acknowledged(worker, task, fence))
                     }
                     Effect::Answer { request, answer } => self.events.push(Event::Answered(request, answer)),
-                    Effect::Finished { task, outcome } => self.events.push(Event::Finished(task, outcome)),
+                    Effect::Finished { task, outcome, .. } => {
+                        self.events.push(Event::Finished(task, outcome))
+                    }
                     Effect::RefuseWorker { refusal, .. } => return Err(Trouble::Wrong(refusal.to_string())),
                     Effect::MemberSaved { .. } | Effect::Marked { .. } => {}
                     Effect::Wake { at } => self.wake = Some(at),

@@ -252,7 +252,7 @@ impl Stage {
                 self.say(format_args!("w{worker} refused: {refusal}"))
             }
             Effect::Answer { request, answer } => self.answered(request, answer),
-            Effect::Finished { task, outcome } => {
+            Effect::Finished { task, outcome, .. } => {
                 let outcome = format!("{outcome:?}").to_lowercase();
                 if outcome != "succeeded" {
                     self.say(format_args!("{outcome} {}", self.name(task)));

@@ -353,7 +353,7 @@ mod tests {
     use std::panic::catch_unwind;
 
     use evenhand_core::backlog::{Charge, Cost};
-    use evenhand_core::names::{Class, Millis, Priority};
+    use evenhand_core::names::{Class, ContentType, Millis, Priority};
 
     use super::*;
     use crate::conformance::{self, Harness};
@@ -394,6 +394,7 @@ mod tests {
             max_attempts: 1,
             accepted: Millis(0),
             max_duration_ms: 0,
+            content_type: ContentType::default(),
             payload: [].into(),
         })
     }

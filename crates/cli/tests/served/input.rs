@@ -86,7 +86,12 @@ fn what_a_client_gets_wrong_is_named() {
         assert_eq!(block_on(api.hasty().client.watch(id)).unwrap_err().kind, Kind::NotFound, "{id}");
     }
     let list = |queue: &str, cursor: &str, limit| {
-        let request = wire::ListRequest { queue: queue.into(), cursor: cursor.into(), limit };
+        let request = wire::ListRequest {
+            queue: queue.into(),
+            cursor: cursor.into(),
+            limit,
+            ..wire::ListRequest::default()
+        };
         block_on(api.hasty().client.list(request))
     };
     for cursor in ["x", "0-", "\u{1F600}", "0-1-1"] {
@@ -381,6 +386,12 @@ fn a_worker_that_reports_nonsense_harms_nobody_elses_tasks() {
             }),
             ended: [v1::EndKind::Failed, v1::EndKind::FailedForGood].map(told).into(),
             refused: vec![run.id.unwrap(), v1::RunId::default()],
+            progress: [f64::NAN, f64::NEG_INFINITY, 7.0]
+                .map(|fraction| v1::RunProgress {
+                    run: run.id,
+                    progress: Some(v1::Progress { fraction: Some(fraction), message: "é".repeat(5_000) }),
+                })
+                .into(),
             output: vec![v1::Output {
                 run: run.id,
                 lines: vec!["\u{1b}[2J".repeat(1000); 10],

@@ -171,7 +171,8 @@ impl Shard {
             let level = Level::new(pass, seq);
             lane.chosen(level, commit);
             let id = TaskId(seq);
-            let work = Work { payload: new.payload.clone(), max_duration_ms: new.max_duration_ms };
+            let (payload, content_type) = (new.payload.clone(), new.content_type.clone());
+            let work = Work { payload, content_type, max_duration_ms: new.max_duration_ms };
             self.payloads.keep(id, work, self.bounds.payload_bytes);
             let entry = Entry { task: id, key, charge, attempt: 1, max_attempts: new.max_attempts };
             self.batch.rows.push((ix, level, entry));
@@ -185,6 +186,7 @@ impl Shard {
                 max_attempts: new.max_attempts,
                 accepted: self.now,
                 max_duration_ms: new.max_duration_ms,
+                content_type: new.content_type,
                 payload: new.payload,
             }));
             self.dirty_lanes.insert(ix);

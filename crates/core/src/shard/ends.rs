@@ -12,7 +12,7 @@ use crate::canary::Bug;
 use crate::change::{Change, MemberRecord, Row, Task};
 use crate::life::{self, End, Next, Outcome};
 use crate::messages::{Answer, Effect, Run};
-use crate::names::{Fence, LaneId, Millis, QueueId, RequestId, Seat, TaskId, WorkerId};
+use crate::names::{Fence, Key, LaneId, Millis, QueueId, RequestId, Seat, TaskId, WorkerId};
 use crate::refusal::Refusal;
 use crate::workers::LiveRun;
 
@@ -132,7 +132,7 @@ impl Shard {
     fn lose_aside(&mut self, task: &Task, effects: &mut Vec<Effect>) {
         match life::after(End::Lost, task.attempt, task.max_attempts, false) {
             Next::Retry => self.requeue(&retried(task), None),
-            Next::Finish(outcome) => self.finish(task.id, task.lane, None, outcome, effects),
+            Next::Finish(outcome) => self.finish(task.id, &task.key, task.lane, None, outcome, effects),
         }
     }
 
@@ -274,7 +274,7 @@ impl Shard {
         }
         match life::after(end, run.attempt, run.max_attempts, live.cancel) {
             Next::Retry => self.place_again(run, run.attempt + 1, level, true),
-            Next::Finish(outcome) => self.finish(task, run.lane, level, outcome, effects),
+            Next::Finish(outcome) => self.finish(task, &run.key, run.lane, level, outcome, effects),
         }
         self.task_changed(task);
         if let Some(worker) = tell {
@@ -291,6 +291,7 @@ impl Shard {
     fn finish(
         &mut self,
         task: TaskId,
+        key: &Key,
         lane: LaneId,
         level: Option<Level>,
         outcome: Outcome,
@@ -306,7 +307,8 @@ impl Shard {
         }
         self.payloads.take(task);
         self.aside.remove(&task);
-        self.after_commit(Effect::Finished { task, outcome }, effects);
+        let finished = Effect::Finished { task, queue: lane.queue, key: key.clone(), outcome };
+        self.after_commit(finished, effects);
     }
 
     fn place_again(&mut self, run: &Run, attempt: u16, from: Option<Level>, charged: bool) {
@@ -456,7 +458,7 @@ impl Shard {
             Waiter::Cancel(request) => match task {
                 Some(task) => {
                     self.withdraw(task, false);
-                    self.finish(id, task.lane, task.level, Outcome::Canceled, effects);
+                    self.finish(id, &task.key, task.lane, task.level, Outcome::Canceled, effects);
                     self.answer_after_commit(request, Answer::Canceled, effects);
                 }
                 None => {
@@ -489,7 +491,7 @@ impl Shard {
         self.withdraw(task, true);
         match life::after(held.end, task.attempt, task.max_attempts, false) {
             Next::Retry => self.requeue(&retried(task), task.level),
-            Next::Finish(outcome) => self.finish(task.id, task.lane, task.level, outcome, effects),
+            Next::Finish(outcome) => self.finish(task.id, &task.key, task.lane, task.level, outcome, effects),
         }
     }
 

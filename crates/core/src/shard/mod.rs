@@ -392,14 +392,35 @@ impl Shard {
 
     /// How a key's tasks stand in a queue.
     pub fn key_counts(&self, queue: &QueueName, key: &Key) -> KeyCounts {
-        let Some(&id) = self.names.get(queue) else { return KeyCounts::default() };
+        let Some(&id) = self.names.get(queue) else {
+            return KeyCounts { waiting: 0, running: 0, weight: Weight::ONE };
+        };
         let aside = self.aside_runs.get(&(id, key.clone())).copied().unwrap_or(0);
-        let mut counts = KeyCounts { waiting: 0, running: aside };
+        let mut counts = KeyCounts { waiting: 0, running: aside, weight: Weight::ONE };
         for state in self.queues[id.0 as usize].lanes.values().filter_map(|ix| self.key_state(*ix, key)) {
             counts.waiting += u64::from(state.waiting);
             counts.running += u64::from(state.rows.saturating_sub(state.waiting));
+            counts.weight = state.weight;
         }
         counts
+    }
+
+    /// The keys of the tasks that go next in a queue, as far as memory knows: those of so many tasks.
+    pub fn next_keys(&self, queue: &QueueName, tasks: usize) -> impl Iterator<Item = &Key> {
+        let lanes = self.names.get(queue).map(|id| self.queues[id.0 as usize].lanes.values());
+        let lanes = lanes.into_iter().flatten().map(|ix| &self.lanes[ix.0]);
+        let keys = lanes.flat_map(|lane| {
+            lane.window.waiting().values().map(|entry| &lane.places.keys().get(entry.key).key)
+        });
+        keys.take(tasks)
+    }
+
+    /// The weights, in thousandths, of all keys that wait in a queue: in the most urgent of its lanes where any
+    /// does, for that one goes first.
+    pub fn waiting_weights(&self, queue: &QueueName) -> u64 {
+        let lanes = self.names.get(queue).map(|id| self.queues[id.0 as usize].lanes.values());
+        let mut weights = lanes.into_iter().flatten().map(|ix| self.lanes[ix.0].places.waiting_weights());
+        weights.find(|weights| *weights > 0).unwrap_or(0)
     }
 
     /// Tasks, keys and buffers that memory holds: for tests, benchmarks and metrics.
@@ -547,12 +568,14 @@ pub struct Counts {
 }
 
 /// How a key's tasks stand in a queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyCounts {
     /// Tasks that wait.
     pub waiting: u64,
     /// Tasks that run.
     pub running: u64,
+    /// Its weight.
+    pub weight: Weight,
 }
 
 /// What a shard holds in memory.

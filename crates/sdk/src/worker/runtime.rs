@@ -535,8 +535,9 @@ fn all_ends<'a>(ended: impl Iterator<Item = &'a v1::Ended>) -> Vec<v1::Ended> {
 }
 
 fn has_news(news: &v1::News) -> bool {
-    let v1::News { heartbeat, ended, refused, output, slots } = news;
-    heartbeat.is_some() || !ended.is_empty() || !refused.is_empty() || !output.is_empty() || slots.is_some()
+    let v1::News { heartbeat, ended, refused, output, slots, progress } = news;
+    let said = !output.is_empty() || !progress.is_empty();
+    heartbeat.is_some() || !ended.is_empty() || !refused.is_empty() || said || slots.is_some()
 }
 
 fn cut(mut error: String) -> String {

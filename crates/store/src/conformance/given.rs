@@ -9,8 +9,8 @@ use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
-    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
-    StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
+    Seat, ShardId, StoreId, TaskId,
 };
 use evenhand_core::{Change, Metadata, Row, Run, Task};
 
@@ -67,6 +67,7 @@ pub(super) fn task(n: u64) -> Task {
         max_attempts: 5,
         accepted: Millis(1_000 + n),
         max_duration_ms: 0,
+        content_type: ContentType::default(),
         payload: format!("payload {n}").into_bytes().into(),
     }
 }

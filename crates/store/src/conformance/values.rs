@@ -3,7 +3,7 @@
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
-use evenhand_core::names::{Key, Millis, QueueId, TaskId};
+use evenhand_core::names::{ContentType, Key, Millis, QueueId, TaskId};
 use evenhand_core::{Change, Task, bounds};
 
 use super::Harness;
@@ -187,6 +187,7 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         max_attempts: 1,
         accepted: Millis(0),
         max_duration_ms: 0,
+        content_type: ContentType::default(),
         ..task(1)
     };
     let largest = Task {
@@ -198,6 +199,7 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         max_attempts: u16::MAX,
         accepted: Millis(u64::MAX),
         max_duration_ms: u64::MAX,
+        content_type: ContentType::new(&"x/".repeat(63)).expect("a long one"),
         ..task(1)
     };
     let store = h.fresh().await;

@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
 use evenhand_core::names::{
-    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
-    StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
+    Seat, ShardId, StoreId, TaskId,
 };
 use evenhand_core::{Change, Metadata, Row, Run, Task};
 
@@ -448,6 +448,7 @@ pub(super) fn next_op<'a>(get: &mut Get<'a>) -> Option<Op<'a>> {
 /// What a task's record has beside the rest.
 const HAS_LEVEL: u8 = 1;
 const HAS_DURATION: u8 = 2;
+const HAS_CONTENT_TYPE: u8 = 4;
 
 fn put_charge(value: &mut Vec<u8>, charge: Charge) {
     value.put_short(charge.cost.thousandths().into());
@@ -467,12 +468,14 @@ fn put_task(value: &mut Vec<u8>, task: &Task) {
     value.put_u8(task.lane.priority.0);
     value.put_u8(task.lane.class.0);
     let timed = if task.max_duration_ms > 0 { HAS_DURATION } else { 0 };
+    let content_type = task.content_type.as_str();
+    let typed = if content_type.is_empty() { 0 } else { HAS_CONTENT_TYPE };
     match task.level {
         Some(level) => {
-            value.put_u8(HAS_LEVEL | timed);
+            value.put_u8(HAS_LEVEL | timed | typed);
             value.put(&level.to_bytes());
         }
-        None => value.put_u8(timed),
+        None => value.put_u8(timed | typed),
     }
     value.put_text(task.key.as_str());
     put_charge(value, task.charge);
@@ -481,6 +484,9 @@ fn put_task(value: &mut Vec<u8>, task: &Task) {
     value.put_short(task.accepted.0);
     if timed > 0 {
         value.put_short(task.max_duration_ms);
+    }
+    if typed > 0 {
+        value.put_text(content_type);
     }
     value.put(&task.payload);
 }
@@ -544,6 +550,10 @@ fn key(get: &mut Get<'_>) -> Option<Key> {
     Key::new(get.text()?).ok()
 }
 
+fn content_type(get: &mut Get<'_>) -> Option<ContentType> {
+    ContentType::new(get.text()?).ok()
+}
+
 fn level(get: &mut Get<'_>) -> Option<Level> {
     Some(Level::from_bytes(get.take(16)?.try_into().ok()?))
 }
@@ -564,7 +574,7 @@ pub(super) fn task(at: &TaskKey, value: &[u8]) -> Option<Task> {
     let queue = QueueId(short(get)?);
     let lane = LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) };
     let has = get.u8()?;
-    if has & !(HAS_LEVEL | HAS_DURATION) != 0 {
+    if has & !(HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE) != 0 {
         return None;
     }
     let level = if has & HAS_LEVEL > 0 { Some(level(get)?) } else { None };
@@ -578,6 +588,7 @@ pub(super) fn task(at: &TaskKey, value: &[u8]) -> Option<Task> {
         max_attempts: short(get)?,
         accepted: Millis(get.short()?),
         max_duration_ms: if has & HAS_DURATION > 0 { get.short()? } else { 0 },
+        content_type: if has & HAS_CONTENT_TYPE > 0 { content_type(get)? } else { ContentType::default() },
         payload: value.get(get.at()..)?.into(),
     })
 }

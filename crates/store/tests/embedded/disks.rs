@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::life::Outcome;
-use evenhand_core::names::{Epoch, Key, Millis, TaskId};
+use evenhand_core::names::{ContentType, Epoch, Key, Millis, TaskId};
 use evenhand_core::{Change, Task};
 use evenhand_store::embedded::{DirError, FORMAT, Options};
 use evenhand_store::{Embedded, Memory, Store, StoreError, ready};
@@ -167,6 +167,7 @@ impl Owner {
             max_attempts: 3,
             accepted: Millis(id),
             max_duration_ms: 0,
+            content_type: ContentType::default(),
             payload: Arc::from(vec![id as u8; 4096 + id as usize % 7]),
         };
         let tasks: Vec<Task> = (self.next..self.next + 4).map(task).collect();

@@ -8,8 +8,8 @@ use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
-    Class, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
-    StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
+    Seat, ShardId, StoreId, TaskId,
 };
 use evenhand_core::{Change, Row, Run, Task};
 use evenhand_store::embedded::{self, FORMAT};
@@ -20,6 +20,7 @@ use crate::support::{block_on, copy, small};
 const SHARD: ShardId = ShardId(3);
 const LANE: LaneId = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
 const TASKS: u64 = 60;
+const TYPES: [&str; 3] = ["", ContentType::JSON, "text/plain; charset=utf-8"];
 
 fn formats() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats")
@@ -50,6 +51,7 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
             max_attempts: 3,
             accepted: Millis(1_700_000_000_000 + id),
             max_duration_ms: if format >= 2 { id % 3 * 1_000 } else { 0 },
+            content_type: ContentType::new(if format >= 2 { TYPES[id as usize % 3] } else { "" }).unwrap(),
             payload: format!("payload of task {id}").into_bytes().into(),
         })
     };

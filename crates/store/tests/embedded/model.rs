@@ -8,7 +8,7 @@ use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
-    Class, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+    Class, ContentType, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
 };
 use evenhand_core::{Change, Row, Task};
 use evenhand_store::embedded::Options;
@@ -120,6 +120,7 @@ impl Owned {
             max_attempts: 1 + dice.below(300) as u16,
             accepted: Millis(dice.below(1 << 50)),
             max_duration_ms: 0,
+            content_type: ContentType::default(),
             payload: vec![level.seq() as u8; dice.below(150) as usize].into(),
         };
         self.tasks.insert(task.id, task.clone());

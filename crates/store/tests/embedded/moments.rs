@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
+use evenhand_core::names::{Class, ContentType, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Row, Task};
 use evenhand_store::{Embedded, Store};
 
@@ -29,6 +29,7 @@ fn task() -> Task {
         max_attempts: 1_000,
         accepted: Millis(0),
         max_duration_ms: 0,
+        content_type: ContentType::default(),
         payload: [].into(),
     }
 }

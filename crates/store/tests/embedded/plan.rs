@@ -8,7 +8,9 @@
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
 use evenhand_core::life::Outcome;
-use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId};
+use evenhand_core::names::{
+    Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+};
 use evenhand_core::{Change, Task};
 
 /// The shard that it owns.
@@ -51,6 +53,7 @@ fn task(commit: u64, place: u64) -> Task {
         max_attempts: 5,
         accepted: Millis(commit),
         max_duration_ms: 0,
+        content_type: ContentType::default(),
         payload: format!("payload of {id}; ").repeat(8 + (id % 16) as usize).into_bytes().into(),
     }
 }

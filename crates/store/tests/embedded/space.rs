@@ -4,7 +4,7 @@ use evenhand_core::Change;
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::LaneRecord;
 use evenhand_core::life::Outcome;
-use evenhand_core::names::{Class, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
+use evenhand_core::names::{Class, ContentType, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
 use evenhand_store::embedded;
 use evenhand_store::{Embedded, Store};
 
@@ -30,6 +30,7 @@ fn accepted(id: u64) -> Change {
         max_attempts: 1,
         accepted: Millis(0),
         max_duration_ms: 0,
+        content_type: ContentType::default(),
         payload: vec![id as u8; 200].into(),
     })
 }

@@ -1,0 +1,681 @@
+//! What REST says and hears, in JSON; `--json` of the command line prints the same. Every type here becomes a
+//! schema of the OpenAPI document, with its comments.
+//!
+//! What comes in refuses fields that it does not know, so that a misspelt one is noticed. What goes out leaves
+//! out what does not apply.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use evenhand_core::Refusal;
+use evenhand_core::backlog::Weight;
+use evenhand_core::names::ContentType;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::v1;
+
+/// Tasks to accept, all of them or none.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Enqueue {
+    /// 1 to 10,000 of them.
+    #[schema(min_items = 1, max_items = 10000)]
+    pub tasks: Vec<NewTask>,
+    /// Chosen by the caller. The same id again within ten minutes is the same request: it gets the first one's
+    /// answer and accepts nothing.
+    #[schema(max_length = 128)]
+    pub request_id: Option<String>,
+}
+
+/// A task to accept. Its payload is one of `payload`, `text` and `base64`, or nothing.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewTask {
+    /// Any JSON value. The worker gets it as JSON, byte for byte as it was sent.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = serde_json::Value)]
+    pub payload: Option<Box<RawValue>>,
+    /// A text. The worker gets it as it is.
+    pub text: Option<String>,
+    /// Bytes, in base64.
+    #[schema(content_encoding = "base64")]
+    pub base64: Option<String>,
+    /// What the payload is, as HTTP says it; application/json if it is a JSON value and nobody says.
+    #[schema(max_length = 127, example = "text/plain")]
+    pub content_type: Option<String>,
+    /// Whom to charge.
+    #[schema(max_length = 256, example = "acme")]
+    pub key: Option<String>,
+    /// The key's weight from now on.
+    #[schema(minimum = 0.001, maximum = 1000, example = 1)]
+    pub weight: Option<f64>,
+    /// 0 (first) to 9; 5 if nobody says.
+    #[schema(maximum = 9)]
+    pub priority: Option<u32>,
+    /// How often it may be tried; 5 if nobody says.
+    #[schema(minimum = 1, maximum = 1000)]
+    pub max_attempts: Option<u32>,
+    /// How long one run may take.
+    #[schema(minimum = 1)]
+    pub max_duration_ms: Option<u64>,
+}
+
+/// A JSON value that is there, be it null.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(deserializer).map(Some)
+}
+
+impl NewTask {
+    /// The same on the wire.
+    pub fn to_wire(self) -> Result<v1::NewTask, Refusal> {
+        let given = [self.payload.is_some(), self.text.is_some(), self.base64.is_some()];
+        if given.into_iter().filter(|given| *given).count() > 1 {
+            return Err(Refusal::invalid("payload", "is given twice; use one of payload, text and base64"));
+        }
+        let mut content_type = self.content_type.unwrap_or_default();
+        let payload = match (self.payload, self.text, self.base64) {
+            (Some(json), ..) => {
+                if content_type.is_empty() {
+                    content_type = ContentType::JSON.into();
+                }
+                String::from(Box::<str>::from(json)).into_bytes()
+            }
+            (_, Some(text), _) => text.into_bytes(),
+            (.., Some(base64)) => BASE64_STANDARD
+                .decode(base64)
+                .map_err(|error| Refusal::invalid("base64", format!("cannot be read: {error}")))?,
+            (None, None, None) => Vec::new(),
+        };
+        Ok(v1::NewTask {
+            payload: payload.into(),
+            key: self.key.unwrap_or_default(),
+            weight_thousandths: self.weight.map(weight).transpose()?,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            max_duration_ms: self.max_duration_ms,
+            content_type,
+        })
+    }
+}
+
+/// A weight in thousandths, as the wire has it.
+pub fn weight(weight: f64) -> Result<u32, Refusal> {
+    Weight::new(weight).map(Weight::thousandths)
+}
+
+/// What was accepted, in the order of the request.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Enqueued {
+    /// One for each task.
+    pub tasks: Vec<EnqueuedTask>,
+}
+
+/// A task that was accepted.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EnqueuedTask {
+    /// Its id.
+    #[schema(example = "0-42")]
+    pub id: String,
+    /// False: the request id was known, and this is the task of then.
+    pub created: bool,
+}
+
+impl From<v1::EnqueueResponse> for Enqueued {
+    fn from(response: v1::EnqueueResponse) -> Enqueued {
+        let created = response.created;
+        Enqueued { tasks: response.ids.into_iter().map(|id| EnqueuedTask { id, created }).collect() }
+    }
+}
+
+/// How a task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It waits for its turn.
+    Queued,
+    /// A worker runs it.
+    Running,
+    /// It ended well.
+    Succeeded,
+    /// It was tried as often as it may be, or said that trying again is of no use.
+    Failed,
+    /// Somebody canceled it.
+    Canceled,
+}
+
+impl State {
+    /// From the wire.
+    pub fn of(task: &v1::Task) -> State {
+        match task.state() {
+            v1::TaskState::Queued | v1::TaskState::Unspecified => State::Queued,
+            v1::TaskState::Running => State::Running,
+            v1::TaskState::Succeeded => State::Succeeded,
+            v1::TaskState::Failed => State::Failed,
+            v1::TaskState::Canceled => State::Canceled,
+        }
+    }
+
+    /// On the wire.
+    pub fn to_wire(self) -> v1::TaskState {
+        match self {
+            State::Queued => v1::TaskState::Queued,
+            State::Running => v1::TaskState::Running,
+            State::Succeeded => v1::TaskState::Succeeded,
+            State::Failed => v1::TaskState::Failed,
+            State::Canceled => v1::TaskState::Canceled,
+        }
+    }
+
+    /// Its name, the same on every surface.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Queued => "queued",
+            State::Running => "running",
+            State::Succeeded => "succeeded",
+            State::Failed => "failed",
+            State::Canceled => "canceled",
+        }
+    }
+
+    /// Whether the task has ended.
+    pub fn is_over(self) -> bool {
+        match self {
+            State::Succeeded | State::Failed | State::Canceled => true,
+            State::Queued | State::Running => false,
+        }
+    }
+}
+
+/// A task.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Task {
+    /// Its id.
+    #[schema(example = "0-42")]
+    pub id: String,
+    /// Its queue; empty if it ended without having run.
+    pub queue: String,
+    /// Whom it is charged to; empty for the shared key.
+    pub key: String,
+    /// How it stands.
+    pub state: State,
+    /// 0 (first) to 9.
+    pub priority: u32,
+    /// Which try runs, ran last, or comes next.
+    pub attempt: u32,
+    /// How often it may be tried.
+    pub max_attempts: u32,
+    /// When it was accepted, in milliseconds since 1970. Until it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_ms: Option<u64>,
+    /// The size of its payload. Until it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload_bytes: Option<u64>,
+    /// What its payload is, if somebody said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+    /// How long one run may take, if that is bounded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_duration_ms: Option<u64>,
+    /// While it waits: how many tasks of its queue and priority go before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<u64>,
+    /// While it waits: `ahead` is all of them, not only those that memory knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ahead_is_exact: Option<bool>,
+    /// While it waits: what for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
+    /// While it runs: the seat of its worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seat: Option<String>,
+    /// While it runs: it was canceled and is being stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopping: Option<bool>,
+    /// While it runs: the last that it said of how far it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// When it has succeeded: what it said, if that is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<String>,
+    /// When it has succeeded: what it said, in base64, if that is no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(content_encoding = "base64")]
+    pub result_base64: Option<String>,
+    /// What its last run said of its failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl From<v1::Task> for Task {
+    fn from(task: v1::Task) -> Task {
+        let state = State::of(&task);
+        let (waits, runs, lives) = (state == State::Queued, state == State::Running, !state.is_over());
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        let result = task.result.map(|bytes| String::from_utf8(bytes.into()));
+        let (result, result_base64) = match result {
+            Some(Ok(text)) => (Some(text), None),
+            Some(Err(no_text)) => (None, Some(BASE64_STANDARD.encode(no_text.as_bytes()))),
+            None => (None, None),
+        };
+        Task {
+            id: task.id,
+            queue: task.queue,
+            key: task.key,
+            state,
+            priority: task.priority,
+            attempt: task.attempt,
+            max_attempts: task.max_attempts,
+            accepted_ms: (lives && task.accepted_ms > 0).then_some(task.accepted_ms),
+            payload_bytes: (lives && task.accepted_ms > 0).then_some(task.payload_bytes),
+            content_type: said(task.content_type),
+            max_duration_ms: task.max_duration_ms,
+            ahead: task.ahead.filter(|_| waits),
+            ahead_is_exact: task.ahead.filter(|_| waits).map(|_| task.ahead_is_exact),
+            hold: said(task.hold).filter(|_| waits),
+            seat: said(task.seat).filter(|_| runs),
+            stopping: runs.then_some(task.stopping),
+            progress: task.progress.map(Progress::from).filter(|_| runs),
+            result,
+            result_base64,
+            error: said(task.error),
+        }
+    }
+}
+
+/// How far a run is, in its own words.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Progress {
+    /// 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fraction: Option<f64>,
+    /// In words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+impl From<v1::Progress> for Progress {
+    fn from(progress: v1::Progress) -> Progress {
+        Progress { fraction: progress.fraction, message: progress.message }
+    }
+}
+
+/// A page of tasks.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Tasks {
+    /// By id. A page may have fewer than were asked for, or none, and still not be the last.
+    pub tasks: Vec<Task>,
+    /// For the next page. Absent: this is the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+impl From<v1::ListResponse> for Tasks {
+    fn from(page: v1::ListResponse) -> Tasks {
+        let cursor = (!page.cursor.is_empty()).then_some(page.cursor);
+        Tasks { tasks: page.tasks.into_iter().map(Task::from).collect(), cursor }
+    }
+}
+
+/// What became of a cancel.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Canceled {
+    /// True: it was running, and its worker has been told to stop it. False: it will never run.
+    pub stopping: bool,
+}
+
+/// Something that happened to a task.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Event {
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// Which task; absent if it is none in particular.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_id: Option<String>,
+    /// Of `queued`, `started` and `finished`: how it stands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<Task>,
+    /// Of `output`: a line that its run wrote to standard error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// Of `progress`: how far it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// Of `dropped`: so many events were left out, because they came too fast.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<u64>,
+}
+
+impl Event {
+    /// The event's name, and the event.
+    pub fn named(event: v1::TaskEvent) -> (&'static str, Event) {
+        let task_id = (!event.task_id.is_empty()).then_some(event.task_id);
+        let mut said =
+            Event { at_ms: event.at_ms, task_id, task: None, output: None, progress: None, dropped: None };
+        let name = match event.event {
+            Some(v1::task_event::Event::Task(task)) => {
+                let name = match State::of(&task) {
+                    State::Queued => "queued",
+                    State::Running => "started",
+                    State::Succeeded | State::Failed | State::Canceled => "finished",
+                };
+                said.task = Some(task.into());
+                name
+            }
+            Some(v1::task_event::Event::Output(line)) => {
+                said.output = Some(line);
+                "output"
+            }
+            Some(v1::task_event::Event::Progress(progress)) => {
+                said.progress = Some(progress.into());
+                "progress"
+            }
+            Some(v1::task_event::Event::Dropped(count)) => {
+                said.dropped = Some(count);
+                "dropped"
+            }
+            Some(v1::task_event::Event::Missed(_)) | None => "missed",
+        };
+        (name, said)
+    }
+}
+
+/// A queue and how its tasks stand.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Queue {
+    /// Its name.
+    pub queue: String,
+    /// Tasks that wait.
+    pub waiting: u64,
+    /// Tasks that run.
+    pub running: u64,
+    /// Tasks accepted, ever.
+    pub accepted: u64,
+    /// Tasks that succeeded, ever.
+    pub succeeded: u64,
+    /// Tasks that failed, ever.
+    pub failed: u64,
+    /// Tasks that were canceled, ever.
+    pub canceled: u64,
+    /// How long the task has waited that goes next. Absent: none waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_waiting_ms: Option<u64>,
+}
+
+impl From<v1::Queue> for Queue {
+    fn from(queue: v1::Queue) -> Queue {
+        Queue {
+            queue: queue.name,
+            waiting: queue.waiting,
+            running: queue.running,
+            accepted: queue.accepted,
+            succeeded: queue.succeeded,
+            failed: queue.failed,
+            canceled: queue.canceled,
+            oldest_waiting_ms: queue.oldest_waiting_ms,
+        }
+    }
+}
+
+/// Every queue.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Queues {
+    /// In the order in which they were made.
+    pub queues: Vec<Queue>,
+}
+
+impl From<v1::QueuesResponse> for Queues {
+    fn from(response: v1::QueuesResponse) -> Queues {
+        Queues { queues: response.queues.into_iter().map(Queue::from).collect() }
+    }
+}
+
+/// One queue, and the shares of its busiest keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct QueueDetail {
+    /// The queue.
+    #[serde(flatten)]
+    pub queue: Queue,
+    /// Keys that start most or go next, not all there are.
+    pub keys: Vec<QueueKey>,
+}
+
+impl From<v1::QueueResponse> for QueueDetail {
+    fn from(response: v1::QueueResponse) -> QueueDetail {
+        QueueDetail {
+            queue: response.queue.unwrap_or_default().into(),
+            keys: response.keys.into_iter().map(QueueKey::from).collect(),
+        }
+    }
+}
+
+/// A key of a queue.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct QueueKey {
+    /// The key; empty for the shared one.
+    pub key: String,
+    /// Its weight.
+    pub weight: f64,
+    /// Tasks that wait.
+    pub waiting: u64,
+    /// Tasks that run.
+    pub running: u64,
+    /// Starts within the last minute or so.
+    pub started: u64,
+    /// Its part of the queue's starts within the last minute or so, 0 to 1.
+    pub share: f64,
+    /// The part that is due to it while it waits: its weight among those of all keys that wait, 0 to 1.
+    pub share_due: f64,
+}
+
+impl From<v1::QueueKey> for QueueKey {
+    fn from(key: v1::QueueKey) -> QueueKey {
+        QueueKey {
+            key: key.key,
+            weight: f64::from(key.weight_thousandths) / 1e3,
+            waiting: key.waiting,
+            running: key.running,
+            started: key.started,
+            share: key.share,
+            share_due: key.share_due,
+        }
+    }
+}
+
+/// Every worker.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Workers {
+    /// By seat.
+    pub workers: Vec<Worker>,
+}
+
+impl From<v1::WorkersResponse> for Workers {
+    fn from(response: v1::WorkersResponse) -> Workers {
+        Workers { workers: response.workers.into_iter().map(Worker::from).collect() }
+    }
+}
+
+/// A worker that is counted on.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Worker {
+    /// Its seat.
+    pub seat: String,
+    /// The life of its process, and how often that has joined again: 3.1.
+    pub life: String,
+    /// new, healthy, unhealthy, absent or draining.
+    pub health: String,
+    /// How many tasks it runs at once.
+    pub slots: u32,
+    /// How many it runs now.
+    pub running: u32,
+    /// The queues that it serves.
+    pub queues: Vec<ServedQueue>,
+    /// Since it was last heard. Absent: this server has not heard of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heard_ms_ago: Option<u64>,
+    /// In how long it counts as lost, if it is not heard.
+    pub lost_in_ms: u64,
+    /// Why it gets no work. Absent: it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
+    /// Where it speaks from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+}
+
+/// A queue that a worker serves.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ServedQueue {
+    /// Its name.
+    pub queue: String,
+    /// Its part of the worker's slots, among the others.
+    pub weight: f64,
+}
+
+impl From<v1::Worker> for Worker {
+    fn from(worker: v1::Worker) -> Worker {
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        let served = |served: v1::ServedQueue| ServedQueue {
+            queue: served.queue,
+            weight: f64::from(served.weight_thousandths) / 1e3,
+        };
+        Worker {
+            life: life(&worker),
+            seat: worker.seat,
+            health: worker.health,
+            slots: worker.slots,
+            running: worker.running,
+            queues: worker.queues.into_iter().map(served).collect(),
+            heard_ms_ago: worker.heard_ms_ago,
+            lost_in_ms: worker.lost_in_ms,
+            why_not: said(worker.why_not),
+            address: said(worker.address),
+        }
+    }
+}
+
+/// A worker's life as people see it.
+pub fn life(worker: &v1::Worker) -> String {
+    match worker.rejoin {
+        0 => worker.process_life.to_string(),
+        rejoin => format!("{}.{rejoin}", worker.process_life),
+    }
+}
+
+/// The server.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Status {
+    /// The server's version.
+    pub version: String,
+    /// What kind of store, and where.
+    pub store: String,
+    /// The store's id.
+    pub store_id: String,
+    /// How long it has been up.
+    pub up_ms: u64,
+    /// When a worker counts as what.
+    pub thresholds: Thresholds,
+    /// Its shards.
+    pub shards: Vec<Shard>,
+}
+
+/// When a worker counts as what.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Thresholds {
+    /// How often it is heard.
+    pub heartbeat_ms: u64,
+    /// Silent for so long, it gets no work.
+    pub unhealthy_after_ms: u64,
+    /// Silent for so long, its runs are lost.
+    pub lost_after_ms: u64,
+    /// How long it may go on after its last answered heartbeat: follows from `lost_after_ms`.
+    pub lease_ms: u64,
+}
+
+/// A shard of the server.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Shard {
+    /// Its number.
+    pub id: u32,
+    /// How often it was taken.
+    pub epoch: u64,
+    /// Tasks may start.
+    pub open: bool,
+    /// While its start gate is shut: what it waits for, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// The seats of workers that have not been heard.
+    pub absent_seats: Vec<String>,
+    /// In how long it opens at the latest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opens_in_ms: Option<u64>,
+    /// Tasks that wait.
+    pub waiting: u64,
+    /// Tasks that run.
+    pub running: u64,
+    /// Workers that are counted on.
+    pub workers: u32,
+    /// The store has room for new tasks.
+    pub room: bool,
+}
+
+impl From<v1::StatusResponse> for Status {
+    fn from(status: v1::StatusResponse) -> Status {
+        let times = status.thresholds.unwrap_or_default();
+        let shard = |shard: v1::Shard| Shard {
+            id: shard.id,
+            epoch: shard.epoch,
+            open: shard.open,
+            waits_for: (!shard.waits_for.is_empty()).then_some(shard.waits_for),
+            absent_seats: shard.absent_seats,
+            opens_in_ms: shard.opens_in_ms,
+            waiting: shard.waiting,
+            running: shard.running,
+            workers: shard.workers,
+            room: shard.room,
+        };
+        Status {
+            version: status.version,
+            store: status.store,
+            store_id: format!("{:016x}", status.store_id),
+            up_ms: status.up_ms,
+            thresholds: Thresholds {
+                heartbeat_ms: times.heartbeat_ms,
+                unhealthy_after_ms: times.unhealthy_after_ms,
+                lost_after_ms: times.lost_after_ms,
+                lease_ms: times.lease_ms,
+            },
+            shards: status.shards.into_iter().map(shard).collect(),
+        }
+    }
+}
+
+/// Why a request was not done.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// The one field.
+    pub error: Error,
+}
+
+/// What was wrong, and what to do.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Error {
+    /// invalid, not_found, conflict, too_large, limited, unavailable or internal.
+    pub kind: String,
+    /// For people.
+    pub message: String,
+    /// Which field is wrong, if one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// When to send it again, if that helps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+}
+
+impl From<&Refusal> for ErrorBody {
+    fn from(refusal: &Refusal) -> ErrorBody {
+        let field = (!refusal.field.is_empty()).then(|| refusal.field.clone());
+        let (message, retry_after_ms) = (refusal.message.clone(), refusal.retry_after_ms);
+        ErrorBody { error: Error { kind: refusal.kind.name().into(), message, field, retry_after_ms } }
+    }
+}
