@@ -24,6 +24,7 @@ day: ## a simulated day in the life of four tenants
 
 test: tools lint ## everything that must pass before a commit
 	cargo test --workspace
+	scripts/rest-contract target/debug/evenhand
 	$(CHECKED_SIM) run --seeds 300
 	$(CHECKED_SIM) run --seeds 40 --disk
 	$(CHECKED_SIM) canaries
@@ -57,4 +58,5 @@ tools:
 	@cargo --version >/dev/null || { echo 'Install Rust first: https://rustup.rs' >&2; exit 1; }
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
-	@command -v strace >/dev/null || { apt-get update && apt-get install -y --no-install-recommends strace; }
+	@command -v strace >/dev/null && command -v promtool >/dev/null || \
+		{ apt-get update && apt-get install -y --no-install-recommends strace prometheus; }

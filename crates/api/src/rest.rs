@@ -4,11 +4,12 @@
 //! What comes in refuses fields that it does not know, so that a misspelt one is noticed. What goes out leaves
 //! out what does not apply.
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use base64::alphabet;
+use base64::engine::{Engine, GeneralPurpose, GeneralPurposeConfig};
 use evenhand_core::Refusal;
 use evenhand_core::backlog::Weight;
 use evenhand_core::names::ContentType;
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -37,34 +38,60 @@ pub struct NewTask {
     #[schema(value_type = serde_json::Value)]
     pub payload: Option<Box<RawValue>>,
     /// A text. The worker gets it as it is.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(nullable = false)]
     pub text: Option<String>,
     /// Bytes, in base64.
-    #[schema(content_encoding = "base64")]
+    #[serde(default, deserialize_with = "present")]
+    #[schema(
+        nullable = false,
+        content_encoding = "base64",
+        pattern = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+    )]
     pub base64: Option<String>,
     /// What the payload is, as HTTP says it; application/json if it is a JSON value and nobody says.
-    #[schema(max_length = 127, example = "text/plain")]
+    #[schema(max_length = 127, pattern = "^([ -~]*/[ -~]*)?$", example = "text/plain")]
     pub content_type: Option<String>,
     /// Whom to charge.
-    #[schema(max_length = 256, example = "acme")]
+    #[schema(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "acme")]
     pub key: Option<String>,
     /// The key's weight from now on.
-    #[schema(minimum = 0.001, maximum = 1000, example = 1)]
+    #[schema(minimum = 0.001, maximum = 1000, multiple_of = 0.001, example = 1)]
     pub weight: Option<f64>,
     /// 0 (first) to 9; 5 if nobody says.
+    #[serde(default, deserialize_with = "whole")]
     #[schema(maximum = 9)]
     pub priority: Option<u32>,
     /// How often it may be tried; 5 if nobody says.
+    #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
     pub max_attempts: Option<u32>,
     /// How long one run may take.
-    #[schema(minimum = 1)]
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 31_536_000_000_u64)]
     pub max_duration_ms: Option<u64>,
 }
 
-/// A JSON value that is there, be it null.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
-    Box::<RawValue>::deserialize(deserializer).map(Some)
+/// A value that is there: null is one, not its absence.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
+
+/// A whole number or none. To JSON 2 and 2.0 are the same number, and some programs write the second.
+fn whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else { return Ok(None) };
+    let exact = |float: f64| (float.fract() == 0.0 && (0.0..9e15).contains(&float)).then_some(float as u64);
+    let whole = number.as_u64().or_else(|| number.as_f64().and_then(exact));
+    let fits = whole.and_then(|whole| T::try_from(whole).ok());
+    let wrong = || D::Error::custom(format!("{number} is out of range, or not a whole number"));
+    fits.map(Some).ok_or_else(wrong)
+}
+
+/// Base64 as everybody writes it, also those whose last character has bits to spare.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
 
 impl NewTask {
     /// The same on the wire.
@@ -82,7 +109,7 @@ impl NewTask {
                 String::from(Box::<str>::from(json)).into_bytes()
             }
             (_, Some(text), _) => text.into_bytes(),
-            (.., Some(base64)) => BASE64_STANDARD
+            (.., Some(base64)) => BASE64
                 .decode(base64)
                 .map_err(|error| Refusal::invalid("base64", format!("cannot be read: {error}")))?,
             (None, None, None) => Vec::new(),
@@ -193,7 +220,7 @@ pub struct Task {
     /// Its id.
     #[schema(example = "0-42")]
     pub id: String,
-    /// Its queue; empty if it ended without having run.
+    /// Its queue.
     pub queue: String,
     /// Whom it is charged to; empty for the shared key.
     pub key: String,
@@ -201,10 +228,12 @@ pub struct Task {
     pub state: State,
     /// 0 (first) to 9.
     pub priority: u32,
-    /// Which try runs, ran last, or comes next.
-    pub attempt: u32,
-    /// How often it may be tried.
-    pub max_attempts: u32,
+    /// Which try runs, ran last, or comes next. Absent: it ended without a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// How often it may be tried. Absent: it ended without a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_attempts: Option<u32>,
     /// When it was accepted, in milliseconds since 1970. Until it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_ms: Option<u64>,
@@ -255,7 +284,7 @@ impl From<v1::Task> for Task {
         let result = task.result.map(|bytes| String::from_utf8(bytes.into()));
         let (result, result_base64) = match result {
             Some(Ok(text)) => (Some(text), None),
-            Some(Err(no_text)) => (None, Some(BASE64_STANDARD.encode(no_text.as_bytes()))),
+            Some(Err(no_text)) => (None, Some(BASE64.encode(no_text.as_bytes()))),
             None => (None, None),
         };
         Task {
@@ -264,8 +293,8 @@ impl From<v1::Task> for Task {
             key: task.key,
             state,
             priority: task.priority,
-            attempt: task.attempt,
-            max_attempts: task.max_attempts,
+            attempt: (task.max_attempts > 0).then_some(task.attempt),
+            max_attempts: (task.max_attempts > 0).then_some(task.max_attempts),
             accepted_ms: (lives && task.accepted_ms > 0).then_some(task.accepted_ms),
             payload_bytes: (lives && task.accepted_ms > 0).then_some(task.payload_bytes),
             content_type: said(task.content_type),

@@ -9,8 +9,8 @@ use crate::bounds;
 use crate::change::{Change, MemberRecord, Row, Task};
 use crate::life::{End, Outcome};
 use crate::names::{
-    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
-    RequestId, RequestKey, Seat, StoreId, TaskId, WorkerId,
+    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
+    RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 
@@ -311,8 +311,8 @@ pub enum Effect {
     Finished {
         /// The task.
         task: TaskId,
-        /// Its queue.
-        queue: QueueId,
+        /// Its lane.
+        lane: LaneId,
         /// Whom it was charged to.
         key: Key,
         /// How it ended.

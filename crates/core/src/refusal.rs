@@ -35,6 +35,19 @@ impl Kind {
             Kind::Internal => "internal",
         }
     }
+
+    /// What it means, and what to do.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Kind::Invalid => "The request is wrong: correct it",
+            Kind::TooLarge => "The request is too large: send less",
+            Kind::Limited => "Too much at once: send the same again later",
+            Kind::NotFound => "There is no such thing (any more)",
+            Kind::Conflict => "It contradicts what is there",
+            Kind::Unavailable => "The server cannot do it now: send it again, here or elsewhere",
+            Kind::Internal => "A mistake of ours",
+        }
+    }
 }
 
 /// A clear no.

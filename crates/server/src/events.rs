@@ -126,31 +126,23 @@ pub(crate) struct Recent {
 pub(crate) struct Of {
     pub(crate) queue: QueueName,
     pub(crate) key: Key,
-    /// By one of its runs, if it had one.
-    pub(crate) run: Option<OfRun>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OfRun {
     pub(crate) priority: Priority,
-    pub(crate) attempt: u16,
-    pub(crate) max_attempts: u16,
+    /// Which try, and how many it has; unknown if it ended without a run.
+    pub(crate) attempts: Option<(u16, u16)>,
 }
 
 impl Of {
     /// The same on the wire.
     pub(crate) fn task(&self, shard: ShardId, task: TaskId) -> v1::Task {
-        let known = self.run.map_or_else(v1::Task::default, |run| v1::Task {
-            priority: run.priority.0.into(),
-            attempt: run.attempt.into(),
-            max_attempts: run.max_attempts.into(),
-            ..v1::Task::default()
-        });
+        let (attempt, max_attempts) = self.attempts.unwrap_or_default();
         v1::Task {
             id: convert::task_id(shard, task),
             queue: self.queue.as_str().into(),
             key: self.key.as_str().into(),
-            ..known
+            priority: self.priority.0.into(),
+            attempt: attempt.into(),
+            max_attempts: max_attempts.into(),
+            ..v1::Task::default()
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The port: gRPC for clients and workers, and a few pages for operators, on one socket. What strangers may do
+//! The port: gRPC for clients and workers, REST, and a few pages for operators, on one socket. What strangers may do
 //! to it is bounded: connections, streams on each, the time a head may take, the size of a message; a peer that
 //! has vanished is noticed by pings.
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use evenhand_api::v1::client_server::ClientServer;
@@ -26,7 +26,8 @@ use crate::Config;
 use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, plain};
+use crate::rest;
 use crate::workers::Workers;
 
 /// Connections at once. More are closed as they come.
@@ -209,8 +210,9 @@ fn router<S: Store + Clone + 'static>(serving: Serving<S>) -> axum::Router {
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<S>))
         .route("/metrics", get(metrics_page::<S>))
-        .with_state(Arc::new(Pages { clients, metrics }));
-    grpc.prepare().into_axum_router().merge(pages)
+        .with_state(Arc::new(Pages { clients: clients.clone(), metrics }));
+    let all = grpc.prepare().into_axum_router().merge(pages).merge(rest::router(clients));
+    all.fallback(rest::not_found)
 }
 
 /// Ready: the shard is here and its gate is open.
@@ -224,8 +226,16 @@ async fn readyz<S: Store + 'static>(State(pages): State<Arc<Pages<S>>>) -> impl 
     }
 }
 
-async fn metrics_page<S: Store + 'static>(State(pages): State<Arc<Pages<S>>>) -> impl IntoResponse {
+async fn metrics_page<S: Store + 'static>(
+    State(pages): State<Arc<Pages<S>>>,
+    headers: HeaderMap,
+) -> impl IntoResponse {
     let look = pages.clients.look().await;
-    let text = pages.metrics.page(look.ok().as_ref(), pages.clients.mailbox.fill());
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+    let page = pages.metrics.page(look.ok().as_ref(), pages.clients.mailbox.fill());
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let (kind, page) = match accept.contains("application/openmetrics-text") {
+        true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", page),
+        false => ("text/plain; version=0.0.4; charset=utf-8", plain(&page)),
+    };
+    ([(header::CONTENT_TYPE, kind)], page)
 }

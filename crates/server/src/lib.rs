@@ -6,7 +6,8 @@
 //! 2. `shard`: the loop around an owner. One thread, one mailbox for workers and one for clients, both
 //!    bounded; a batch of inputs is stepped while the last batch's commit is on its way.
 //! 3. `mailbox`: how the rest of the server reaches the loop. `outbox`: how the loop reaches a worker.
-//! 4. `clients`, `workers`: the two services of gRPC. `http`: the port, and the pages for operators.
+//! 4. `clients`, `workers`: the two services of gRPC. `rest`: the clients' one in JSON. `http`: the port, and the
+//!    pages for operators.
 //! 5. `events`: who watches which task, and how the last ones ended. `metrics`: what an operator asks first.
 
 mod clients;
@@ -16,6 +17,7 @@ mod http;
 mod mailbox;
 mod metrics;
 mod outbox;
+mod rest;
 mod shard;
 mod workers;
 

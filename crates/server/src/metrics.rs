@@ -2,7 +2,7 @@
 //! restart; the rest begins at zero with the server. What the shard knows is looked up when the page is asked
 //! for, so nothing is counted twice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use evenhand_core::names::{Key, QueueId};
@@ -162,6 +162,23 @@ impl Metrics {
         let _ = encode(&mut text, &registry);
         text
     }
+}
+
+/// The page for those who do not speak OpenMetrics. They differ in what a counter is called where it is
+/// explained, and in how the page ends.
+pub(crate) fn plain(page: &str) -> String {
+    let counters: HashSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let mut plain = String::with_capacity(page.len() + 1024);
+    for line in page.lines().filter(|line| *line != "# EOF") {
+        let explained = ["# HELP ", "# TYPE "].into_iter().find_map(|about| {
+            let (name, rest) = line.strip_prefix(about)?.split_once(' ')?;
+            counters.contains(name).then(|| format!("{about}{name}_total {rest}"))
+        });
+        plain.push_str(explained.as_deref().unwrap_or(line));
+        plain.push('\n');
+    }
+    plain
 }
 
 fn register_view(registry: &mut Registry, view: &View) {

@@ -17,7 +17,7 @@ use evenhand_api::{convert, errors, v1};
 use evenhand_core::explain::Standing;
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{
-    CommitId, Fence, Key, Millis, QueueId, QueueName, RequestId, SessionId, ShardId, StoreId, TaskId,
+    CommitId, Fence, Key, LaneId, Millis, QueueId, QueueName, RequestId, SessionId, ShardId, StoreId, TaskId,
     WorkerId,
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
@@ -29,7 +29,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
-use crate::events::{Events, Of, OfRun, Recent, Subject};
+use crate::events::{Events, Of, Recent, Subject};
 use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, QueueView, Reply, Request, RunEnded, View};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
@@ -578,8 +578,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     /// What is known of a task by one of its runs.
     fn about(&self, run: &Run) -> Option<Of> {
         let queue = self.owner.shard().queue_name(run.lane.queue)?.clone();
-        let of = OfRun { priority: run.lane.priority, attempt: run.attempt, max_attempts: run.max_attempts };
-        Some(Of { queue, key: run.key.clone(), run: Some(of) })
+        let (key, priority) = (run.key.clone(), run.lane.priority);
+        Some(Of { queue, key, priority, attempts: Some((run.attempt, run.max_attempts)) })
     }
 
     fn queue_name(&self, queue: QueueId) -> String {
@@ -595,9 +595,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 let request = self.await_answer(reply);
                 if self.shell.events.has_filters() {
                     let of = |task: &NewTask| {
-                        let (priority, max_attempts) = (task.priority, task.max_attempts);
-                        let run = Some(OfRun { priority, attempt: 1, max_attempts });
-                        Of { queue: queue.clone(), key: task.key.clone(), run }
+                        let (key, attempts) = (task.key.clone(), Some((1, task.max_attempts)));
+                        Of { queue: queue.clone(), key, priority: task.priority, attempts }
                     };
                     self.accepting.insert(request, tasks.iter().map(of).collect());
                 }
@@ -747,7 +746,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     reply.send(answer);
                 }
             }
-            ShardEffect::Finished { task, queue, key, outcome } => self.finished(task, queue, key, outcome),
+            ShardEffect::Finished { task, lane, key, outcome } => self.finished(task, lane, key, outcome),
             ShardEffect::Wake { at } => self.wake = Some(at),
             ShardEffect::Broken { what } => self.broken = Some(what),
             // The owner keeps these to itself.
@@ -845,14 +844,15 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         }
     }
 
-    fn finished(&mut self, task: TaskId, queue: QueueId, key: Key, outcome: Outcome) {
+    fn finished(&mut self, task: TaskId, lane: LaneId, key: Key, outcome: Outcome) {
         self.progress.remove(&task);
         let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
         let unknown = || {
             let lost = "its worker was lost".to_string();
             let error = if outcome == Outcome::Failed { lost } else { String::new() };
-            let queue = self.owner.shard().queue_name(queue)?.clone();
-            Some(Recent { outcome, of: Of { queue, key, run: None }, result: Bytes::new(), error })
+            let queue = self.owner.shard().queue_name(lane.queue)?.clone();
+            let of = Of { queue, key, priority: lane.priority, attempts: None };
+            Some(Recent { outcome, of, result: Bytes::new(), error })
         };
         if let Some(recent) = ending.or_else(unknown) {
             self.shell.events.ended(self.shell.clock.now(), task, recent);
@@ -936,21 +936,18 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             seen.dedup();
         }
         let starts = self.shell.starts.lately(id, None);
-        let weights = shard.waiting_weights(name);
-        let part = |of: u64, all: u64| if all == 0 { 0.0 } else { of as f64 / all as f64 };
         let key = |key: Key| {
             let counts = shard.key_counts(name, &key);
-            let weight = counts.weight.thousandths();
+            let share_due = shard.share_due(name, &key);
             let started = self.shell.starts.lately(id, Some(&key));
-            let due = if counts.waiting > 0 { part(weight.into(), weights) } else { 0.0 };
             v1::QueueKey {
                 key: key.as_str().into(),
-                weight_thousandths: weight,
+                weight_thousandths: counts.weight.thousandths(),
                 waiting: counts.waiting,
                 running: counts.running,
                 started,
-                share: part(started, starts),
-                share_due: due.min(1.0),
+                share: if starts == 0 { 0.0 } else { started as f64 / starts as f64 },
+                share_due,
             }
         };
         let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();

@@ -139,17 +139,7 @@ async fn listen(
         if let Some(slots) = slots {
             mailbox.hear(FromWorker::Offer { session, slots }).await;
         }
-        if !ended.is_empty() {
-            let parsed = ended.into_iter().enumerate().map(|(n, ended)| {
-                run_ended(ended).map_err(|refusal| refusal.within(format_args!("ended[{n}]")))
-            });
-            let ended = parsed.collect::<Result<Vec<_>, Refusal>>()?;
-            mailbox.hear(FromWorker::Ended { session, ended }).await;
-        }
-        for id in &refused {
-            let (task, fence) = convert::parse_run_id(id);
-            mailbox.hear(FromWorker::Refused { session, task, fence }).await;
-        }
+        // What a run said before it ended comes before its end.
         for v1::Output { run, lines, dropped } in output {
             if let Some(id) = run {
                 let (task, _) = convert::parse_run_id(&id);
@@ -162,6 +152,17 @@ async fn listen(
                 let progress = convert::progress(progress);
                 mailbox.hear(FromWorker::Progress { task, fence, progress }).await;
             }
+        }
+        if !ended.is_empty() {
+            let parsed = ended.into_iter().enumerate().map(|(n, ended)| {
+                run_ended(ended).map_err(|refusal| refusal.within(format_args!("ended[{n}]")))
+            });
+            let ended = parsed.collect::<Result<Vec<_>, Refusal>>()?;
+            mailbox.hear(FromWorker::Ended { session, ended }).await;
+        }
+        for id in &refused {
+            let (task, fence) = convert::parse_run_id(id);
+            mailbox.hear(FromWorker::Refused { session, task, fence }).await;
         }
     }
     Ok(())

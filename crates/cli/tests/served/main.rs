@@ -13,6 +13,7 @@ mod crowds;
 mod gate;
 mod input;
 mod outages;
+mod rest;
 mod seats;
 mod space;
 mod strangers;

@@ -225,12 +225,21 @@ impl Server {
 
     /// A page for operators, with its status line: `/healthz`.
     pub(crate) fn page(&self, path: &str) -> String {
+        let mut answer = String::new();
+        self.send("GET", path, "", b"").read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Sends a request of HTTP, with these lines in its head, and leaves its answer to be read.
+    pub(crate) fn send(&self, method: &str, path: &str, head: &str, body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.addr).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: evenhand\r\nconnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        let (host, length) = (self.addr, body.len());
+        let begin = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
+        write!(stream, "{begin}content-length: {length}\r\n{head}\r\n").unwrap();
+        // One that is refused may not be read to its end.
+        let _ = stream.write_all(body);
+        stream
     }
 
     /// A number from `/metrics`.

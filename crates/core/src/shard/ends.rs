@@ -307,7 +307,7 @@ impl Shard {
         }
         self.payloads.take(task);
         self.aside.remove(&task);
-        let finished = Effect::Finished { task, queue: lane.queue, key: key.clone(), outcome };
+        let finished = Effect::Finished { task, lane, key: key.clone(), outcome };
         self.after_commit(finished, effects);
     }
 

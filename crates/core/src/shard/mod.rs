@@ -415,12 +415,15 @@ impl Shard {
         keys.take(tasks)
     }
 
-    /// The weights, in thousandths, of all keys that wait in a queue: in the most urgent of its lanes where any
-    /// does, for that one goes first.
-    pub fn waiting_weights(&self, queue: &QueueName) -> u64 {
+    /// The part of a queue's starts that is due to a key now, from 0 to 1: its weight among those of all keys
+    /// that wait in the most urgent lane where any does, for that lane goes first.
+    pub fn share_due(&self, queue: &QueueName, key: &Key) -> f64 {
         let lanes = self.names.get(queue).map(|id| self.queues[id.0 as usize].lanes.values());
-        let mut weights = lanes.into_iter().flatten().map(|ix| self.lanes[ix.0].places.waiting_weights());
-        weights.find(|weights| *weights > 0).unwrap_or(0)
+        let first = lanes.into_iter().flatten().find(|ix| self.lanes[ix.0].places.waiting_weights() > 0);
+        let Some(&ix) = first else { return 0.0 };
+        let state = self.key_state(ix, key).filter(|state| state.waiting > 0);
+        let weights = self.lanes[ix.0].places.waiting_weights();
+        state.map_or(0.0, |state| f64::from(state.weight.thousandths()) / weights as f64)
     }
 
     /// Tasks, keys and buffers that memory holds: for tests, benchmarks and metrics.

@@ -1,0 +1,673 @@
+//! REST: what clients ask over gRPC, in JSON. Nothing is decided here; each request becomes the same call as over
+//! gRPC, and its answer becomes JSON. The routes and the OpenAPI document are one table, so neither can know a
+//! path that the other does not.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, RawPathParams, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use bytes::Bytes;
+use evenhand_api::rest::{
+    Canceled, Enqueue, Enqueued, ErrorBody, Event, NewTask, QueueDetail, Queues, State as TaskState, Status,
+    Task, Tasks, Workers, weight,
+};
+use evenhand_api::{MESSAGE_BYTES, errors, v1};
+use evenhand_core::Refusal;
+use evenhand_core::names::ContentType;
+use evenhand_core::refusal::Kind;
+use evenhand_store::Store;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio_stream::StreamExt;
+use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
+use utoipa::{IntoParams, IntoResponses, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::clients::{Clients, Watching};
+
+/// How often a stream of events that has nothing to say shows that it is alive.
+const ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+/// What gRPC serves, and a watch that may come back: the clients' service, whatever its store.
+#[tonic::async_trait]
+pub(crate) trait Served: v1::client_server::Client<WatchStream = Watching> {
+    async fn watch_again(&self, request: v1::WatchRequest) -> Result<Option<Watching>, Refusal>;
+}
+
+#[tonic::async_trait]
+impl<S: Store + 'static> Served for Clients<S> {
+    async fn watch_again(&self, request: v1::WatchRequest) -> Result<Option<Watching>, Refusal> {
+        self.watch(request, true).await
+    }
+}
+
+type Clerk = State<Arc<dyn Served>>;
+
+/// The document's own words. Paths and types come from the handlers.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Evenhand",
+        description = "A durable, fair task queue and scheduler. A task that was accepted is on disk and runs, \
+                       at most once at a time; keys that wait share the workers by their weights."
+    ),
+    tags(
+        (name = "tasks", description = "Submit tasks, look at them, watch and cancel them"),
+        (name = "queues", description = "How queues and their keys stand"),
+        (name = "server", description = "The server and its workers")
+    ),
+    components(schemas(ErrorBody, Event))
+)]
+struct Document;
+
+/// The routes, with their document.
+pub(crate) fn router(clients: Arc<dyn Served>) -> Router {
+    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(enqueue))
+        .routes(routes!(enqueue_raw))
+        .routes(routes!(list))
+        .routes(routes!(get, cancel))
+        .routes(routes!(payload))
+        .routes(routes!(result))
+        .routes(routes!(task_events))
+        .routes(routes!(events))
+        .routes(routes!(queues))
+        .routes(routes!(queue))
+        .routes(routes!(workers))
+        .routes(routes!(status))
+        .split_for_parts();
+    let document = Bytes::from(serde_json::to_vec_pretty(&refined(&document)).unwrap_or_default());
+    let page = move || {
+        let json = HeaderValue::from_static(ContentType::JSON);
+        std::future::ready(([(header::CONTENT_TYPE, json)], document.clone()))
+    };
+    router
+        .route("/v1/openapi.json", axum::routing::get(page))
+        .method_not_allowed_fallback(not_allowed)
+        .layer(DefaultBodyLimit::max(MESSAGE_BYTES))
+        .with_state(clients)
+}
+
+/// The document, with what the types cannot say: a task has one payload.
+fn refined(document: &utoipa::openapi::OpenApi) -> serde_json::Value {
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    let twice = |a: &str, b: &str| serde_json::json!({ "required": [a, b] });
+    let twice = [twice("payload", "text"), twice("payload", "base64"), twice("text", "base64")];
+    document["components"]["schemas"]["NewTask"]["not"] = serde_json::json!({ "anyOf": twice });
+    document
+}
+
+/// A refusal, as HTTP says it.
+#[derive(Debug)]
+pub(crate) struct Problem(Refusal);
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Problem {
+        Problem(refusal)
+    }
+}
+
+impl From<tonic::Status> for Problem {
+    fn from(status: tonic::Status) -> Problem {
+        Problem(errors::refusal(&status))
+    }
+}
+
+impl Problem {
+    fn with(self, status: StatusCode) -> Response {
+        let mut response = (status, Json(ErrorBody::from(&self.0))).into_response();
+        if let Some(ms) = self.0.retry_after_ms {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1_000)));
+        }
+        response
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(errors::row(self.0.kind).http);
+        self.with(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR))
+    }
+}
+
+/// Every kind of error may come back from everywhere.
+impl IntoResponses for Problem {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        let response = |row: errors::Row| {
+            let response = ResponseBuilder::new()
+                .description(row.kind.advice())
+                .content("application/json", Content::new(Some(Ref::from_schema_name("ErrorBody"))));
+            (row.http.to_string(), RefOr::T(response.build()))
+        };
+        errors::TABLE.into_iter().map(response).collect()
+    }
+}
+
+type Answer<T> = Result<Json<T>, Problem>;
+
+/// A name in the path, decoded.
+struct Named(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, Problem> {
+        // The name of the one parameter, for the error.
+        let field = match RawPathParams::from_request_parts(parts, state).await {
+            Ok(params) => params.iter().next().map_or_else(String::new, |(name, _)| name.to_string()),
+            Err(_) => "path".into(),
+        };
+        let named = Path::<String>::from_request_parts(parts, state).await;
+        named
+            .map(|Path(name)| Named(name))
+            .map_err(|_| Refusal::invalid(field, "is not UTF-8, or percent-encoded in a wrong way").into())
+    }
+}
+
+/// What stands behind the question mark.
+struct Asked<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut request::Parts, _: &S) -> Result<Self, Problem> {
+        let query = parts.uri.query().unwrap_or_default();
+        let fields = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
+        serde_path_to_error::deserialize(fields).map(Asked).map_err(|error| wrong(&error).into())
+    }
+}
+
+/// A body that could be read as a whole.
+struct Whole(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Whole {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+            && encoding != "identity"
+        {
+            return Err(Refusal::invalid("content-encoding", "is not known; send the body as it is").into());
+        }
+        Bytes::from_request(request, state).await.map(Whole).map_err(|rejection| {
+            match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => {
+                    let most = format!("is too large; send at most {MESSAGE_BYTES} bytes in one request");
+                    Refusal::too_large("body", most)
+                }
+                _ => Refusal::invalid("body", format!("could not be read: {}", rejection.body_text())),
+            }
+            .into()
+        })
+    }
+}
+
+/// What serde says of a field, as a refusal that names it.
+fn wrong(error: &serde_path_to_error::Error<impl std::fmt::Display>) -> Refusal {
+    let path = error.path().to_string();
+    let field = if path == "." { String::new() } else { path };
+    Refusal::invalid(field, error.inner().to_string())
+}
+
+// --- tasks ---
+
+/// Submit tasks
+///
+/// All of them are accepted, or none. When it answers, they are on disk.
+#[utoipa::path(
+    post,
+    path = "/v1/queues/{queue}/tasks",
+    tag = "tasks",
+    params(QueuePath),
+    request_body(content = Enqueue),
+    responses((status = 200, description = "Accepted", body = Enqueued), Problem)
+)]
+async fn enqueue(
+    State(clients): Clerk,
+    Named(queue): Named,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Answer<Enqueued> {
+    // Not only for order: a browser may send a form, but not JSON, from any page to any server.
+    let is_json =
+        content_type(&headers)?.split(';').next().is_some_and(|kind| kind.trim() == ContentType::JSON);
+    if !is_json {
+        let advice =
+            "must be application/json here; a payload of another kind goes to /v1/queues/QUEUE/tasks/raw";
+        return Err(Refusal::invalid("content-type", advice).into());
+    }
+    let deserializer = &mut serde_json::Deserializer::from_slice(&body);
+    let enqueue: Enqueue = serde_path_to_error::deserialize(&mut *deserializer).map_err(|e| wrong(&e))?;
+    deserializer.end().map_err(|error| Refusal::invalid("body", error.to_string()))?;
+    let tasks = enqueue.tasks.into_iter().enumerate();
+    let task = |(n, task): (usize, NewTask)| {
+        task.to_wire().map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))
+    };
+    let tasks = tasks.map(task).collect::<Result<Vec<_>, _>>()?;
+    let request = v1::EnqueueRequest { queue, tasks, request_id: enqueue.request_id.unwrap_or_default() };
+    let answer = clients.enqueue(tonic::Request::new(request)).await?;
+    Ok(Json(answer.into_inner().into()))
+}
+
+/// A task whose payload is the whole body.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct RawTask {
+    /// Whom to charge.
+    #[param(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    key: Option<String>,
+    /// The key's weight from now on.
+    #[param(minimum = 0.001, maximum = 1000, multiple_of = 0.001)]
+    weight: Option<f64>,
+    /// 0 (first) to 9; 5 if nobody says.
+    #[param(maximum = 9)]
+    priority: Option<u32>,
+    /// How often it may be tried; 5 if nobody says.
+    #[param(minimum = 1, maximum = 1000)]
+    max_attempts: Option<u32>,
+    /// How long one run may take.
+    #[param(minimum = 1, maximum = 31_536_000_000_u64)]
+    max_duration_ms: Option<u64>,
+    /// Chosen by the caller: the same id again within ten minutes is the same request.
+    #[param(max_length = 128)]
+    request_id: Option<String>,
+}
+
+/// Submit one task, with the body as its payload
+///
+/// Whatever the body is; its content type is kept with it.
+#[utoipa::path(
+    post,
+    path = "/v1/queues/{queue}/tasks/raw",
+    tag = "tasks",
+    params(QueuePath, RawTask),
+    request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
+    responses((status = 200, description = "Accepted", body = Enqueued), Problem)
+)]
+async fn enqueue_raw(
+    State(clients): Clerk,
+    Named(queue): Named,
+    Asked(task): Asked<RawTask>,
+    headers: HeaderMap,
+    Whole(payload): Whole,
+) -> Answer<Enqueued> {
+    same_origin(&headers)?;
+    let new = v1::NewTask {
+        payload,
+        key: task.key.unwrap_or_default(),
+        weight_thousandths: task.weight.map(weight).transpose()?,
+        priority: task.priority,
+        max_attempts: task.max_attempts,
+        max_duration_ms: task.max_duration_ms,
+        content_type: content_type(&headers)?,
+    };
+    let request_id = task.request_id.unwrap_or_default();
+    let request = v1::EnqueueRequest { queue, tasks: vec![new], request_id };
+    let answer = clients.enqueue(tonic::Request::new(request)).await?;
+    Ok(Json(answer.into_inner().into()))
+}
+
+/// What the body is, if somebody says.
+fn content_type(headers: &HeaderMap) -> Result<String, Refusal> {
+    let Some(said) = headers.get(header::CONTENT_TYPE) else { return Ok(String::new()) };
+    let text = said.to_str().map_err(|_| Refusal::invalid("content-type", "is no text"))?;
+    Ok(text.trim().to_string())
+}
+
+/// A page of another site, open in a browser beside the server, must not be able to submit tasks.
+fn same_origin(headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let from =
+        origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host.as_bytes());
+    match from == headers.get(header::HOST).map(HeaderValue::as_bytes) {
+        true => Ok(()),
+        false => Err(Refusal::invalid("origin", "is another site's; it may not submit tasks here")),
+    }
+}
+
+/// A queue in the path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "it says in the document what `Named` reads")]
+struct QueuePath {
+    /// The queue; made if it is new and a task comes.
+    #[param(max_length = 64, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$", example = "render")]
+    queue: String,
+}
+
+/// A task in the path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "it says in the document what `Named` reads")]
+struct TaskPath {
+    /// The task's id.
+    #[param(pattern = "^[0-9]{1,9}-[0-9]{1,18}$", example = "0-42")]
+    id: String,
+}
+
+/// How a task stands that has not ended.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Unfinished {
+    Queued,
+    Running,
+}
+
+/// Which tasks.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Filter {
+    /// Of this queue only.
+    #[param(max_length = 64, pattern = "^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+    queue: Option<String>,
+    /// Of this key only.
+    #[param(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    key: Option<String>,
+    /// Queued or running ones only.
+    #[param(inline)]
+    state: Option<Unfinished>,
+    /// Where the last page ended.
+    #[param(pattern = "^([0-9]{1,9}-[0-9]{1,18})?$")]
+    cursor: Option<String>,
+    /// 1 to 1000; 100 if nobody says.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+/// List the tasks that have not ended
+#[utoipa::path(
+    get, path = "/v1/tasks", tag = "tasks", params(Filter),
+    responses((status = 200, description = "A page", body = Tasks), Problem)
+)]
+async fn list(State(clients): Clerk, Asked(filter): Asked<Filter>) -> Answer<Tasks> {
+    let request = v1::ListRequest {
+        queue: filter.queue.unwrap_or_default(),
+        cursor: filter.cursor.unwrap_or_default(),
+        limit: filter.limit,
+        key: filter.key.unwrap_or_default(),
+        state: match filter.state {
+            None => v1::TaskState::Unspecified,
+            Some(Unfinished::Queued) => v1::TaskState::Queued,
+            Some(Unfinished::Running) => v1::TaskState::Running,
+        }
+        .into(),
+    };
+    let page = clients.list(tonic::Request::new(request)).await?;
+    Ok(Json(page.into_inner().into()))
+}
+
+/// Show how a task stands
+#[utoipa::path(
+    get, path = "/v1/tasks/{id}", tag = "tasks",
+    params(TaskPath),
+    responses((status = 200, description = "The task", body = Task), Problem)
+)]
+async fn get(State(clients): Clerk, Named(id): Named) -> Answer<Task> {
+    let task = clients.get(tonic::Request::new(v1::GetRequest { id })).await?;
+    Ok(Json(task.into_inner().into()))
+}
+
+/// Cancel a task
+#[utoipa::path(
+    delete, path = "/v1/tasks/{id}", tag = "tasks",
+    params(TaskPath),
+    responses((status = 200, description = "It will not run (any more)", body = Canceled), Problem)
+)]
+async fn cancel(State(clients): Clerk, Named(id): Named) -> Answer<Canceled> {
+    let canceled = clients.cancel(tonic::Request::new(v1::CancelRequest { id })).await?;
+    Ok(Json(Canceled { stopping: canceled.into_inner().stopping }))
+}
+
+/// Bytes with their content type, not to be run by a browser.
+fn bytes(bytes: Bytes, content_type: &str) -> Response {
+    let plain = HeaderValue::from_static("application/octet-stream");
+    let content_type = HeaderValue::from_str(content_type).ok().filter(|value| !value.is_empty());
+    let mut response = Response::new(Body::from(bytes));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, content_type.unwrap_or(plain));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
+    response
+}
+
+/// Get what a task was submitted with
+///
+/// With the content type that it was submitted with; application/octet-stream if nobody said. Until it has ended.
+#[utoipa::path(
+    get, path = "/v1/tasks/{id}/payload", tag = "tasks",
+    params(TaskPath),
+    responses((status = 200, description = "The payload", content((Vec<u8> = "*/*"))), Problem)
+)]
+async fn payload(State(clients): Clerk, Named(id): Named) -> Result<Response, Problem> {
+    let answer = clients.payload(tonic::Request::new(v1::GetRequest { id })).await?.into_inner();
+    Ok(bytes(answer.payload, &answer.content_type))
+}
+
+/// Get the result of a task that has succeeded
+#[utoipa::path(
+    get, path = "/v1/tasks/{id}/result", tag = "tasks",
+    params(TaskPath),
+    responses(
+        (status = 200, description = "What it said", content((Vec<u8> = "application/octet-stream"))),
+        Problem
+    )
+)]
+async fn result(State(clients): Clerk, Named(id): Named) -> Result<Response, Problem> {
+    let task = clients.get(tonic::Request::new(v1::GetRequest { id })).await?.into_inner();
+    let (state, id) = (TaskState::of(&task), task.id);
+    let none = || {
+        let message = format!("task {id} is {}, so it has no result", state.name());
+        Refusal::new(Kind::Conflict, "", message)
+    };
+    Ok(bytes(task.result.ok_or_else(none)?, ""))
+}
+
+/// Watch a task
+///
+/// Server-sent events from how it stands now to its end: `queued`, `started`, `output`, `progress`, `dropped`,
+/// `finished`; the data of each is an Event as JSON. With `Last-Event-ID` it goes on after that event, or says
+/// `missed` if what came since is not known any more; 204 if the task has ended and all was said.
+#[utoipa::path(
+    get, path = "/v1/tasks/{id}/events", tag = "tasks",
+    params(
+        TaskPath,
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen")
+    ),
+    responses(
+        (status = 200, description = "Events", content((String = "text/event-stream"))),
+        (status = 204, description = "It has ended, and nothing is left to say"),
+        Problem
+    )
+)]
+async fn task_events(
+    State(clients): Clerk,
+    Named(id): Named,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    if id.is_empty() {
+        return Err(Refusal::invalid("id", "is empty").into());
+    }
+    stream(&*clients, v1::WatchRequest { id, ..after(&headers) }).await
+}
+
+/// What to watch.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct EventFilter {
+    /// Tasks of this queue only.
+    #[param(max_length = 64, pattern = "^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+    queue: Option<String>,
+    /// Tasks of this key only.
+    #[param(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    key: Option<String>,
+}
+
+/// Watch all tasks, or those of a queue or a key
+///
+/// Server-sent events from now on, as of one task, until the caller leaves. With `Last-Event-ID` it goes on after
+/// that event, or says `missed` if what came since is not known any more.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "tasks",
+    params(
+        EventFilter,
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen")
+    ),
+    responses(
+        (status = 200, description = "Events", content((String = "text/event-stream"))),
+        Problem
+    )
+)]
+async fn events(
+    State(clients): Clerk,
+    Asked(filter): Asked<EventFilter>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let EventFilter { queue, key } = filter;
+    let (queue, key) = (queue.unwrap_or_default(), key.unwrap_or_default());
+    stream(&*clients, v1::WatchRequest { queue, key, ..after(&headers) }).await
+}
+
+fn after(headers: &HeaderMap) -> v1::WatchRequest {
+    let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()).unwrap_or_default();
+    v1::WatchRequest { after: after.into(), ..v1::WatchRequest::default() }
+}
+
+async fn stream(clients: &dyn Served, request: v1::WatchRequest) -> Result<Response, Problem> {
+    let Some(watching) = clients.watch_again(request).await? else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
+    let events = watching.filter_map(Result::ok).map(|event| {
+        let id = event.id.clone();
+        let (name, event) = Event::named(event);
+        let said = SseEvent::default().event(name).data(serde_json::to_string(&event).unwrap_or_default());
+        Ok::<_, Infallible>(if id.is_empty() { said } else { said.id(id) })
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response())
+}
+
+// --- queues, workers, the server ---
+
+/// Show every queue
+#[utoipa::path(
+    get, path = "/v1/queues", tag = "queues",
+    responses((status = 200, description = "The queues", body = Queues), Problem)
+)]
+async fn queues(State(clients): Clerk) -> Answer<Queues> {
+    let queues = clients.queues(tonic::Request::new(v1::QueuesRequest {})).await?;
+    Ok(Json(queues.into_inner().into()))
+}
+
+/// How many keys.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Keys {
+    /// Show at most so many keys, 1 to 1000; 20 if nobody says.
+    #[param(minimum = 1, maximum = 1000)]
+    keys: Option<u32>,
+}
+
+/// Show a queue and the shares of its busiest keys
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}", tag = "queues",
+    params(QueuePath, Keys),
+    responses((status = 200, description = "The queue", body = QueueDetail), Problem)
+)]
+async fn queue(
+    State(clients): Clerk,
+    Named(name): Named,
+    Asked(Keys { keys }): Asked<Keys>,
+) -> Answer<QueueDetail> {
+    let queue = clients.queue(tonic::Request::new(v1::QueueRequest { name, keys })).await?;
+    Ok(Json(queue.into_inner().into()))
+}
+
+/// Show the workers
+#[utoipa::path(
+    get, path = "/v1/workers", tag = "server",
+    responses((status = 200, description = "The workers", body = Workers), Problem)
+)]
+async fn workers(State(clients): Clerk) -> Answer<Workers> {
+    let workers = clients.workers(tonic::Request::new(v1::WorkersRequest {})).await?;
+    Ok(Json(workers.into_inner().into()))
+}
+
+/// Show the server: its store, its start gate, its thresholds
+#[utoipa::path(
+    get, path = "/v1/status", tag = "server",
+    responses((status = 200, description = "The server", body = Status), Problem)
+)]
+async fn status(State(clients): Clerk) -> Answer<Status> {
+    let status = clients.status(tonic::Request::new(v1::StatusRequest {})).await?;
+    Ok(Json(status.into_inner().into()))
+}
+
+// --- what is not there ---
+
+async fn not_allowed(method: Method) -> Response {
+    let message = format!("{method} is not for this path; see /v1/openapi.json");
+    Problem(Refusal::invalid("", message)).with(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+/// For paths that nobody serves.
+pub(crate) async fn not_found(uri: Uri, headers: HeaderMap) -> Response {
+    let grpc = headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    if grpc {
+        return tonic::Status::unimplemented("this server does not know that call").into_http();
+    }
+    Problem(Refusal::not_found(format!("there is nothing at {}; see /v1/openapi.json", uri.path())))
+        .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_kind_of_error_is_what_the_table_says() {
+        for row in errors::TABLE {
+            let refusal = Refusal::new(row.kind, "tasks[3].weight", "must be positive").after(1_001);
+            let response = Problem(refusal).into_response();
+            assert_eq!(response.status().as_u16(), row.http);
+            assert_eq!(response.headers()[header::RETRY_AFTER], "2");
+            let body = axum::body::to_bytes(response.into_body(), 1_000).await.unwrap();
+            let said: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            let expected = serde_json::json!({
+                "kind": row.kind.name(),
+                "message": "must be positive",
+                "field": "tasks[3].weight",
+                "retry_after_ms": 1_001,
+            });
+            assert_eq!(said["error"], expected);
+        }
+    }
+
+    #[test]
+    fn only_this_site_and_programs_may_submit_a_raw_payload() {
+        let from = |origin: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:7400"));
+            if !origin.is_empty() {
+                headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
+            }
+            same_origin(&headers).is_ok()
+        };
+        assert!(from("") && from("http://127.0.0.1:7400"));
+        for origin in ["http://127.0.0.1:7401", "https://example.com", "null", "127.0.0.1:7400"] {
+            assert!(!from(origin), "{origin}");
+        }
+    }
+}
