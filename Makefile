@@ -2,11 +2,13 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run day test lint sim bench bench-tools clean tools
+.PHONY: help run day test lint sim fuzz bench bench-tools clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
 START ?= 0
+# How long `make fuzz` takes over each target.
+SECONDS_EACH ?= 60
 # Arguments of `make bench`, e.g. ARGS='core --keys 1000'.
 ARGS ?=
 
@@ -40,6 +42,9 @@ lint: ## formatting, lints, and the proof that the core's bans work
 
 sim: ## a long simulation: SEEDS=20000 START=0
 	cargo run --release -q -p evenhand-sim -- run --seeds $(SEEDS) --start $(START)
+
+fuzz: ## look for bytes that break a decoder: SECONDS_EACH=60
+	scripts/fuzz $(SECONDS_EACH)
 
 # Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
 bench: $(if $(filter core memory window growth store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help

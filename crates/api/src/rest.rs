@@ -9,12 +9,27 @@ use base64::engine::{Engine, GeneralPurpose, GeneralPurposeConfig};
 use evenhand_core::Refusal;
 use evenhand_core::backlog::Weight;
 use evenhand_core::names::ContentType;
-use serde::de::Error as _;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::v1;
+
+/// Reads JSON from outside. An error names the field.
+pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
+    let reader = &mut serde_json::Deserializer::from_slice(json);
+    let value = serde_path_to_error::deserialize(&mut *reader).map_err(|error| wrong(&error))?;
+    reader.end().map_err(|error| Refusal::invalid("", error.to_string()))?;
+    Ok(value)
+}
+
+/// What serde says of a field, as a refusal that names it.
+pub fn wrong(error: &serde_path_to_error::Error<impl std::fmt::Display>) -> Refusal {
+    let path = error.path().to_string();
+    let field = if path == "." { String::new() } else { path };
+    Refusal::invalid(field, error.inner().to_string())
+}
 
 /// Tasks to accept, all of them or none.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -27,6 +42,17 @@ pub struct Enqueue {
     /// answer and accepts nothing.
     #[schema(max_length = 128)]
     pub request_id: Option<String>,
+}
+
+impl Enqueue {
+    /// The same on the wire.
+    pub fn to_wire(self, queue: String) -> Result<v1::EnqueueRequest, Refusal> {
+        let task = |(n, task): (usize, NewTask)| {
+            task.to_wire().map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))
+        };
+        let tasks = self.tasks.into_iter().enumerate().map(task).collect::<Result<Vec<_>, _>>()?;
+        Ok(v1::EnqueueRequest { queue, tasks, request_id: self.request_id.unwrap_or_default() })
+    }
 }
 
 /// A task to accept. Its payload is one of `payload`, `text` and `base64`, or nothing.

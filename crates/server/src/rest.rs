@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
 use evenhand_api::rest::{
-    Canceled, Enqueue, Enqueued, ErrorBody, Event, NewTask, QueueDetail, Queues, State as TaskState, Status,
-    Task, Tasks, Workers, weight,
+    Canceled, Enqueue, Enqueued, ErrorBody, Event, QueueDetail, Queues, State as TaskState, Status, Task,
+    Tasks, Workers, parse, weight, wrong,
 };
 use evenhand_api::{MESSAGE_BYTES, errors, v1};
 use evenhand_core::Refusal;
@@ -210,13 +210,6 @@ impl<S: Send + Sync> FromRequest<S> for Whole {
     }
 }
 
-/// What serde says of a field, as a refusal that names it.
-fn wrong(error: &serde_path_to_error::Error<impl std::fmt::Display>) -> Refusal {
-    let path = error.path().to_string();
-    let field = if path == "." { String::new() } else { path };
-    Refusal::invalid(field, error.inner().to_string())
-}
-
 // --- tasks ---
 
 /// Submit tasks
@@ -244,15 +237,7 @@ async fn enqueue(
             "must be application/json here; a payload of another kind goes to /v1/queues/QUEUE/tasks/raw";
         return Err(Refusal::invalid("content-type", advice).into());
     }
-    let deserializer = &mut serde_json::Deserializer::from_slice(&body);
-    let enqueue: Enqueue = serde_path_to_error::deserialize(&mut *deserializer).map_err(|e| wrong(&e))?;
-    deserializer.end().map_err(|error| Refusal::invalid("body", error.to_string()))?;
-    let tasks = enqueue.tasks.into_iter().enumerate();
-    let task = |(n, task): (usize, NewTask)| {
-        task.to_wire().map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))
-    };
-    let tasks = tasks.map(task).collect::<Result<Vec<_>, _>>()?;
-    let request = v1::EnqueueRequest { queue, tasks, request_id: enqueue.request_id.unwrap_or_default() };
+    let request = parse::<Enqueue>(&body)?.to_wire(queue)?;
     let answer = clients.enqueue(tonic::Request::new(request)).await?;
     Ok(Json(answer.into_inner().into()))
 }

@@ -463,7 +463,7 @@ fn put_row(value: &mut Vec<u8>, task: TaskId, key: &Key, charge: Charge, attempt
     value.put_short(max_attempts.into());
 }
 
-fn put_task(value: &mut Vec<u8>, task: &Task) {
+pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
     value.put_short(task.lane.queue.0.into());
     value.put_u8(task.lane.priority.0);
     value.put_u8(task.lane.class.0);

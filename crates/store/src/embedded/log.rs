@@ -319,7 +319,7 @@ pub(super) fn replay(
     Ok(replayed)
 }
 
-fn segment_head(bytes: &[u8], number: u64) -> Result<u64, String> {
+pub(super) fn segment_head(bytes: &[u8], number: u64) -> Result<u64, String> {
     let get = &mut Get::new(bytes);
     let (Some(magic), Some(own), Some(first), Some(0), Some(sum)) =
         (get.take(8), get.u64(), get.u64(), get.u64(), get.u64())
@@ -336,7 +336,7 @@ fn segment_head(bytes: &[u8], number: u64) -> Result<u64, String> {
 }
 
 /// Checks the frame at a place: where its payload ends, or what is wrong.
-fn frame_at(bytes: &[u8], at: usize, seed: u64, number: u64) -> Result<usize, String> {
+pub(super) fn frame_at(bytes: &[u8], at: usize, seed: u64, number: u64) -> Result<usize, String> {
     let get = &mut Get::from(bytes, at);
     let (Some(sum), Some(len), Some(head), Some(own)) = (get.u64(), get.u32(), get.u32(), get.u64()) else {
         return Err("the file ends".into());

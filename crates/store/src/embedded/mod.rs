@@ -11,6 +11,8 @@ mod bytes;
 mod check;
 mod engine;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 mod layout;
 mod log;
 mod manifest;

@@ -49,7 +49,7 @@ pub(super) fn table_path(dir: &Path, number: u64, kind: Kind) -> PathBuf {
     dir.join(format!("{number:08}.{}", kind.name()))
 }
 
-struct Block<K> {
+pub(super) struct Block<K> {
     first: K,
     at: u64,
     len: u32,
@@ -160,7 +160,7 @@ impl<K: TableKey> Table<K> {
     }
 }
 
-fn read_index<K: TableKey>(index: &[u8], count: u64) -> Option<(Vec<Block<K>>, K)> {
+pub(super) fn read_index<K: TableKey>(index: &[u8], count: u64) -> Option<(Vec<Block<K>>, K)> {
     let get = &mut Get::new(index);
     let mut blocks = Vec::new();
     let mut at = 0;
@@ -215,7 +215,11 @@ impl<K: TableKey> Cursor<K> {
     }
 }
 
-fn read_entry<K: TableKey>(block: &Arc<Vec<u8>>, at: usize, last: &mut Vec<u8>) -> Option<(K, Slot, usize)> {
+pub(super) fn read_entry<K: TableKey>(
+    block: &Arc<Vec<u8>>,
+    at: usize,
+    last: &mut Vec<u8>,
+) -> Option<(K, Slot, usize)> {
     let get = &mut Get::from(block, at);
     let (shared, rest) = (get.short()? as usize, get.short()? as usize);
     let len = get.short()?;
