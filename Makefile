@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run day test lint sim fuzz bench bench-tools clean tools
+.PHONY: help run install day test lint sim fuzz bench bench-tools clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
@@ -20,6 +20,9 @@ help: ## list the targets
 
 run: ## a server and a worker to play with, data in ./evenhand-data
 	cargo run --release -q -p evenhand-cli -- dev
+
+install: ## put evenhand into ~/.cargo/bin
+	cargo install --path crates/cli --locked
 
 day: ## a simulated day in the life of four tenants
 	cargo run --release -q -p evenhand-sim -- day

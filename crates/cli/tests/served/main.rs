@@ -10,6 +10,7 @@ mod chaos;
 mod checker;
 mod contract;
 mod crowds;
+mod docs;
 mod gate;
 mod input;
 mod outages;
