@@ -23,7 +23,7 @@ Examples:
   evenhand explain 0-42
   evenhand explain 0-42 --json | jq -r .why
 
-It tells how the task stands, what it waits for, what its key gets against what is due to it, the workers that serve
+It tells how the task stands, what it waits for, what its key gets against what is due to it, the workers that serve \
 its queue, the start gate, and what to do.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -195,7 +195,7 @@ fn text(explained: &Explained, paint: Paint) -> String {
         let last = task.error.as_deref().map(|error| format!("failed: {}", plain(error)));
         facts.fact("last run", last.unwrap_or_default());
     }
-    if let Some(key) = key {
+    if let Some(key) = key.as_ref().filter(|_| !task.state.is_over()) {
         let name = if key.key.is_empty() { "the shared key" } else { &key.key };
         facts.fact(
             "key",
@@ -206,13 +206,17 @@ fn text(explained: &Explained, paint: Paint) -> String {
                 count(key.running)
             ),
         );
-        let judged = match is_short(key) {
-            true => "less than is due",
-            false if key.waiting == 0 => "nothing of it waits",
-            false => "as is due, or more",
-        };
-        let (got, due) = (show::percent(key.share), show::percent(key.share_due));
-        facts.fact("share", format!("got {got} of the starts of the last minute, {due} is due: {judged}"));
+        // Where nothing can start, nobody gets a share.
+        if !workers.is_empty() {
+            let judged = match is_short(key) {
+                true => "less than is due",
+                false if key.waiting == 0 => "nothing of it waits",
+                false => "as is due, or more",
+            };
+            let (got, due) = (show::percent(key.share), show::percent(key.share_due));
+            facts
+                .fact("share", format!("got {got} of the starts of the last minute, {due} is due: {judged}"));
+        }
     }
     if !task.state.is_over() {
         let healthy = workers.iter().filter(|worker| worker.why_not.is_none()).count() as u64;

@@ -42,6 +42,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
     name = "evenhand",
     version,
     propagate_version = true,
+    max_term_width = 120,
     arg_required_else_help = true,
     after_help = "\
 Examples:
@@ -54,7 +55,7 @@ Examples:
 
 Settings come from flags, then the environment, then a file: see `evenhand config --help`.
 
-Exit codes: 0 all is well, 1 a failure, 2 the command or its data is wrong, 3 not found, 4 conflict,
+Exit codes: 0 all is well, 1 a failure, 2 the command or its data is wrong, 3 not found, 4 conflict, \
 5 limited (send it again later), 6 the server cannot be reached."
 )]
 struct Cli {
@@ -198,8 +199,12 @@ fn main() -> ExitCode {
 }
 
 fn completions(shell: clap_complete::Shell) -> Done {
+    // Zsh would be told of hidden commands too.
+    let all = Cli::command();
+    let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let mut command = clap::Command::new("evenhand").args(all.get_arguments().cloned()).subcommands(shown);
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "evenhand", &mut script);
+    clap_complete::generate(shell, &mut command, "evenhand", &mut script);
     terminal::print(String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }

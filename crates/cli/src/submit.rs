@@ -30,8 +30,8 @@ Examples:
   evenhand submit render --wait 'page 7'
   evenhand submit render --batch tasks.jsonl
 
-A line of a batch is a JSON object with any of: payload (any JSON value, given to the worker as JSON), text (given
-as it is), base64 (bytes), content_type, key, weight, priority, max_attempts, max_duration_ms. What a line does not
+A line of a batch is a JSON object with any of: payload (any JSON value, given to the worker as JSON), text (given \
+as it is), base64 (bytes), content_type, key, weight, priority, max_attempts, max_duration_ms. What a line does not \
 say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
 pub(crate) struct Args {
     /// The queue; made if it is new

@@ -232,36 +232,41 @@ mod tests {
 
     #[test]
     fn a_table_fits_the_least_important_goes_first() {
-        let shown: Vec<String> = [None, Some(52), Some(36), Some(24), Some(12)]
+        let shown: Vec<String> = [Some(80), Some(52), Some(36), Some(24), Some(12)]
             .into_iter()
             .map(|room| {
                 let text = wide().text(room, Paint::NONE);
                 let room = room.unwrap_or(usize::MAX);
                 assert!(text.lines().all(|line| width(line) <= room), "{room}:\n{text}");
-                text
+                format!("in {room} columns\n{text}")
             })
             .collect();
         expect![[r#"
+            in 80 columns
               task  key                 waiting  why
               0-1   acme                  1,200  every slot is taken
               0-22  日本語日本語日本語        7  the start gate is shut
               0-3   😀😀😀é                   -
 
+            in 52 columns
               task  key                 waiting  why
               0-1   acme                  1,200  every slot is …
               0-22  日本語日本語日本語        7  the start gate…
               0-3   😀😀😀é                   -
 
+            in 36 columns
               task  key          waiting  why
               0-1   acme           1,200  every…
               0-22  日本語日本…        7  the s…
               0-3   😀😀😀é            -
 
+            in 24 columns
               task  key       why
               0-1   acme      every…
               0-22  日本語…   the s…
               0-3   😀😀😀é
 
+            in 12 columns
               task
               0-1
               0-22

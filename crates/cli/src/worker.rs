@@ -21,9 +21,9 @@ Examples:
   evenhand worker render -- ./render.sh
   evenhand worker render=3 mail=1 --slots 8 --seat gpu-7 -- python3 work.py
 
-The command gets the payload on standard input, and EVENHAND_TASK_ID, EVENHAND_QUEUE, EVENHAND_KEY,
-EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. Its standard
-output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75
+The command gets the payload on standard input, and EVENHAND_TASK_ID, EVENHAND_QUEUE, EVENHAND_KEY, \
+EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. Its standard \
+output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75 \
 asks for another try, 100 fails for good, any other fails and is tried again.
 
 SIGTERM and Ctrl-C drain the worker: it takes no more tasks and ends when those it runs have ended.")]
