@@ -85,7 +85,7 @@ pub(crate) async fn get(args: TaskArgs) -> Done {
     let task = rest::Task::from(args.look.server.client()?.get(&args.id).await?);
     match args.look.json {
         true => print_json(&task)?,
-        false => print(show::task_text(&task, Stream::Out.paint()))?,
+        false => print(show::task_text(&task, Stream::Out.width(), Stream::Out.paint()))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -162,7 +162,9 @@ pub(crate) async fn status(args: LookArgs) -> Done {
     let status = rest::Status::from(args.server.client()?.status().await?);
     match args.json {
         true => print_json(&status)?,
-        false => print(show::status_text(args.server.server(), &status, Stream::Out.paint()))?,
+        false => {
+            print(show::status_text(args.server.server(), &status, Stream::Out.width(), Stream::Out.paint()))?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

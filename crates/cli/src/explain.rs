@@ -11,7 +11,7 @@ use crate::Done;
 use crate::client::TaskArgs;
 use crate::show::{self, Facts};
 use crate::table::{count, of};
-use crate::terminal::{Look, Paint, Stream, plain, print, print_json};
+use crate::terminal::{Look, Paint, Stream, plain, print, print_json, wrap};
 
 /// A share that is less than this part of what is due is less than due: shares are counted over a minute.
 const NEARLY: f64 = 0.8;
@@ -62,7 +62,7 @@ pub(crate) async fn run(args: Args) -> Done {
     let explained = Explained { why, hints, facts: known };
     match args.task.look.json {
         true => print_json(&explained)?,
-        false => print(text(&explained, Stream::Out.paint()))?,
+        false => print(text(&explained, Stream::Out.width(), Stream::Out.paint()))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -180,9 +180,9 @@ fn is_short(key: &QueueKey) -> bool {
     key.waiting > 0 && key.share < key.share_due * NEARLY
 }
 
-fn text(explained: &Explained, paint: Paint) -> String {
+fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
     let Known { task, key, workers, shard } = &explained.facts;
-    let mut facts = Facts::new(paint);
+    let mut facts = Facts::new(room, paint);
     let attempt = show::attempt(task, " of ").map(|attempt| format!("attempt {attempt}"));
     let accepted = task.accepted_ms.map(|at| format!("accepted {} ago", show::age(show::since(at))));
     let state = [Some(task.state.name().to_string()), attempt, accepted];
@@ -245,10 +245,12 @@ fn text(explained: &Explained, paint: Paint) -> String {
         }
         facts.fact("gate", shard.as_ref().map(show::gate).unwrap_or_default());
     }
-    let mut text = format!("{}\n\n{}", paint.of(Look::Strong, &explained.why), facts.text());
+    let why = wrap(&explained.why, 2, room).into_iter().map(|line| paint.of(Look::Strong, &line) + "\n");
+    let mut text = why.collect::<String>() + "\n" + &facts.text();
     if !explained.hints.is_empty() {
         text.push_str("\nWhat to do:\n");
-        explained.hints.iter().for_each(|hint| text.push_str(&format!("  {hint}\n")));
+        let hints = explained.hints.iter().flat_map(|hint| wrap(&format!("  {hint}"), 4, room));
+        hints.for_each(|line| text.push_str(&(line + "\n")));
     }
     text
 }
@@ -294,7 +296,7 @@ mod tests {
 
     fn check(known: Known, expected: &Expect) {
         let (why, hints) = meaning(&known);
-        expected.assert_eq(&text(&Explained { why, hints, facts: known }, Paint::NONE));
+        expected.assert_eq(&text(&Explained { why, hints, facts: known }, None, Paint::NONE));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use evenhand_api::rest::{Event, Progress, Queue, ServedQueue, Shard, State, Status, Task, Worker};
 
 use crate::table::{Cell, Table, bytes, column, count, number, of};
-use crate::terminal::{Look, Paint, plain};
+use crate::terminal::{Look, Paint, plain, wrap};
 
 /// A time in the unit that fits: 340 ms, 12 s, 3 min, 2 h.
 pub(crate) fn age(ms: u64) -> String {
@@ -121,24 +121,38 @@ pub(crate) fn tasks(tasks: &[Task]) -> Table<'static> {
     table
 }
 
-/// Lines with a name before each.
+/// Lines with a name before each, broken where there is no more room.
 pub(crate) struct Facts {
     text: String,
+    room: Option<usize>,
     paint: Paint,
 }
 
+/// Where the value of a fact begins.
+const VALUE: usize = 12;
+
 impl Facts {
-    pub(crate) fn new(paint: Paint) -> Facts {
-        Facts { text: String::new(), paint }
+    pub(crate) fn new(room: Option<usize>, paint: Paint) -> Facts {
+        Facts { text: String::new(), room, paint }
     }
 
     /// One more; nothing, if there is nothing to say.
     pub(crate) fn fact(&mut self, name: &str, value: impl AsRef<str>) {
+        self.looks(name, value, Look::Plain);
+    }
+
+    /// The same, in colour.
+    pub(crate) fn looks(&mut self, name: &str, value: impl AsRef<str>, look: Look) {
         let value = value.as_ref();
-        if !value.is_empty() {
-            let name = self.paint.of(Look::Dim, &format!("{name:<9}"));
+        if value.is_empty() {
+            return;
+        }
+        let room = self.room.map(|room| room.saturating_sub(VALUE));
+        let lines = value.lines().flat_map(|line| wrap(line, 0, room));
+        for (n, line) in lines.enumerate() {
+            let name = self.paint.of(Look::Dim, &format!("{:<9}", if n == 0 { name } else { "" }));
             // Writing to a string cannot fail.
-            let _ = writeln!(self.text, "  {name} {value}");
+            let _ = writeln!(self.text, "  {name} {}", self.paint.of(look, &line));
         }
     }
 
@@ -148,10 +162,10 @@ impl Facts {
 }
 
 /// A task alone.
-pub(crate) fn task_text(task: &Task, paint: Paint) -> String {
-    let mut facts = Facts::new(paint);
+pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> String {
+    let mut facts = Facts::new(room, paint);
     facts.fact("task", &task.id);
-    facts.fact("state", paint.of(look(task.state), task.state.name()));
+    facts.looks("state", task.state.name(), look(task.state));
     facts.fact("queue", &task.queue);
     facts.fact("key", &task.key);
     if let Some(attempt) = attempt(task, " of ") {
@@ -330,8 +344,8 @@ pub(crate) fn gate(shard: &Shard) -> String {
     }
 }
 
-pub(crate) fn status_text(server: &str, status: &Status, paint: Paint) -> String {
-    let mut facts = Facts::new(paint);
+pub(crate) fn status_text(server: &str, status: &Status, room: Option<usize>, paint: Paint) -> String {
+    let mut facts = Facts::new(room, paint);
     facts.fact("server", format!("{server}, evenhand {}, up {}", status.version, age(status.up_ms)));
     facts.fact("store", format!("{} (id {})", status.store, status.store_id));
     let times = &status.thresholds;
@@ -347,7 +361,7 @@ pub(crate) fn status_text(server: &str, status: &Status, paint: Paint) -> String
         let workers = of(shard.workers.into(), "worker");
         facts
             .fact(&format!("shard {}", shard.id), format!("epoch {}, {workers}, {tasks}{room}", shard.epoch));
-        facts.fact("gate", paint.of(if shard.open { Look::Good } else { Look::Waits }, &gate(shard)));
+        facts.looks("gate", gate(shard), if shard.open { Look::Good } else { Look::Waits });
     }
     facts.text()
 }
@@ -372,5 +386,21 @@ mod tests {
         assert_eq!([1.0, 2.5, 0.001].map(weight), ["1", "2.5", "0.001"]);
         let half = Progress { fraction: Some(0.5), message: "page\n7".into() };
         assert_eq!(progress(&half), "50 % page 7");
+    }
+
+    #[test]
+    fn progress_is_seen_in_every_way() {
+        let mut task = Task::from(evenhand::wire::Task {
+            id: "0-42".into(),
+            state: evenhand::wire::TaskState::Running.into(),
+            seat: "gpu-7".into(),
+            progress: Some(evenhand::wire::Progress { fraction: Some(0.3), message: "page 7".into() }),
+            ..Default::default()
+        });
+        let shown: Vec<String> = live(&task).into_iter().map(|(text, _)| text).collect();
+        assert_eq!(shown.join("  "), "0-42  running  ██████··············  on gpu-7, 30 % page 7");
+        let progress = task.progress.take();
+        let told = Event { at_ms: 0, task_id: None, task: None, output: None, progress, dropped: None };
+        assert_eq!(event(&told, Paint::NONE).as_deref(), Some("  30 % page 7"));
     }
 }

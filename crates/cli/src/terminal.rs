@@ -156,6 +156,25 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     format!("{}…", &text[..end])
 }
 
+/// A text in lines of at most so many columns, broken between words; after the first they are indented.
+pub(crate) fn wrap(text: &str, indent: usize, columns: Option<usize>) -> Vec<String> {
+    let columns = columns.unwrap_or(usize::MAX);
+    let mut words = text.split(' ');
+    let mut lines = Vec::new();
+    let mut line = words.next().unwrap_or_default().to_string();
+    for word in words {
+        // A word that fits in no line stands alone, and the terminal breaks it.
+        if width(&line) + 1 + width(word) > columns {
+            lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
+        } else {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
+}
+
 /// Parts of one line in at most so many columns; those at its end are cut or left out.
 pub(crate) fn line(parts: &[(String, Look)], columns: usize, paint: Paint) -> String {
     let mut left = columns;
@@ -197,6 +216,15 @@ mod tests {
             let long = "a日e\u{301}😀\u{1F469}\u{200D}\u{1F680}".repeat(40);
             assert!(width(&cut(&long, columns)) <= columns, "{columns}");
         }
+    }
+
+    #[test]
+    fn texts_are_broken_between_words() {
+        assert_eq!(wrap("one two three", 2, Some(8)), ["one two", "  three"]);
+        assert_eq!(wrap("one two three", 2, None), ["one two three"]);
+        assert_eq!(wrap("日本 日本語 x", 4, Some(7)), ["日本", "    日本語", "    x"]);
+        assert_eq!(wrap("  evenhand worker   starts", 2, Some(80)), ["  evenhand worker   starts"]);
+        assert_eq!(wrap("", 2, Some(8)), [""]);
     }
 
     #[test]
