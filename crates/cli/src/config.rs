@@ -411,7 +411,7 @@ fn show(args: &ShowArgs, named: Option<PathBuf>) -> Done {
     for setting in &settings {
         let look = if setting.from == From::Default { Look::Dim } else { Look::Plain };
         let from = setting.place.clone().unwrap_or_else(|| "default".into());
-        let value = setting.value.as_deref().unwrap_or("");
+        let value = setting.value.as_deref().unwrap_or("-");
         let cells = [setting.section, &setting.field, value, &from];
         table.row(cells.map(|text| Cell::new(text, look)).into());
     }
