@@ -1,6 +1,5 @@
 //! `evenhand dev`: a server and a worker in one process, to play with. The worker shows each task that it runs.
 
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +11,8 @@ use evenhand_core::owner::Settings;
 use tokio::sync::watch;
 
 use crate::log::LogArgs;
-use crate::{Done, Failure, serve, worker};
+use crate::terminal::{Look, Stream, cut, plain, print};
+use crate::{Done, Failure, serve, terminal, worker};
 
 /// The queue that the worker serves.
 const QUEUE: &str = "demo";
@@ -21,12 +21,18 @@ const TAKES: Duration = Duration::from_millis(500);
 
 /// What to play with.
 #[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  evenhand dev
+  evenhand dev --listen 127.0.0.1:7401 --data /tmp/try
+
+Its worker serves the queue demo: evenhand submit demo --wait hello")]
 pub(crate) struct Args {
     /// Where the data is; made if it is not there
-    #[arg(long, default_value = "evenhand-data", value_name = "DIR")]
+    #[arg(long, env = "EVENHAND_DATA", default_value = "evenhand-data", value_name = "DIR")]
     data: PathBuf,
     /// Where to listen
-    #[arg(long, default_value = "127.0.0.1:7400", value_name = "ADDR")]
+    #[arg(long, env = "EVENHAND_LISTEN", default_value = "127.0.0.1:7400", value_name = "ADDR")]
     listen: SocketAddr,
     /// How many demo tasks to run at once
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -65,7 +71,7 @@ pub(crate) async fn run(args: Args) -> Done {
         },
         told = signals.told_to_stop() => told,
     };
-    eprintln!("stopping: waiting for demo tasks to end; Ctrl-C once more to stop at once");
+    let _ = terminal::say("stopping: waiting for demo tasks to end; Ctrl-C once more to stop at once");
     let _ = drain.send(true);
     tokio::select! {
         _ = &mut working => {}
@@ -76,29 +82,30 @@ pub(crate) async fn run(args: Args) -> Done {
 
 /// A line of the worker's, told apart from the server's.
 fn say(line: &str) {
-    let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
-    match std::io::stdout().is_terminal() {
-        true => println!("\x1b[32mdemo worker\x1b[0m  {line}"),
-        false => println!("demo worker  {line}"),
-    }
+    let line = cut(&plain(line), 200);
+    let who = Stream::Out.paint().of(Look::Good, "demo worker");
+    // Nobody has to listen.
+    let _ = print(format!("{who}  {line}\n"));
 }
 
 fn welcome(args: &Args, url: &str) {
     let program = std::env::args().next().unwrap_or_else(|| "evenhand".into());
     let server = if url == evenhand::DEFAULT_SERVER { String::new() } else { format!(" --server {url}") };
-    println!(
+    let text = format!(
         "
 evenhand is ready: {url}, data in {}
 
 In another terminal:
   {program} submit {QUEUE} --key acme 'hello'{server}
   {program} submit {QUEUE} --key zeta --wait 'hello, and tell me when it is done'{server}
-  {program} queues{server}
-  {program} status{server}
+  {program} top{server}
   curl {url}/metrics
 
 Ctrl-C stops it; what was accepted is still there at the next start.
+
 ",
         args.data.display()
     );
+    // Nobody has to listen.
+    let _ = print(text);
 }

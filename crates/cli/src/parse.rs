@@ -23,6 +23,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(ms.round() as u64))
 }
 
+/// Reads where a server is.
+pub(crate) fn server(text: &str) -> Result<String, String> {
+    match text.strip_prefix("http://").is_some_and(|host| !host.is_empty()) {
+        true => Ok(text.trim_end_matches('/').into()),
+        false => Err(format!("{text:?} is no address; one looks like {}", evenhand::DEFAULT_SERVER)),
+    }
+}
+
 /// Reads a weight, in thousandths: 0.001 to 1000, three decimals.
 pub(crate) fn weight(text: &str) -> Result<u32, String> {
     let wrong =

@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::log::LogArgs;
+use crate::terminal::print;
 use crate::{Done, Failure, parse};
 
 /// What a server is told.
@@ -23,6 +24,7 @@ use crate::{Done, Failure, parse};
 Examples:
   evenhand serve
   evenhand serve --data /var/lib/evenhand --listen 0.0.0.0:7400 --log-format json
+  evenhand serve --config /etc/evenhand/evenhand.toml
 
 SIGTERM and Ctrl-C stop it in good order: what runs goes on, and is taken up by the next start.")]
 pub(crate) struct Args {
@@ -35,7 +37,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     times: Times,
     /// Free space below which no new tasks are accepted, in MiB
-    #[arg(long, default_value_t = 512, value_name = "MIB")]
+    #[arg(long, env = "EVENHAND_FLOOR", default_value = "512", value_name = "MIB")]
     floor: u64,
     #[command(flatten)]
     log: LogArgs,
@@ -45,17 +47,24 @@ pub(crate) struct Args {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Times {
     /// How often a worker says that it is alive
-    #[arg(long, default_value = "1s", value_parser = parse::duration, value_name = "TIME")]
+    #[arg(long, env = "EVENHAND_HEARTBEAT", default_value = "1s", value_parser = parse::duration, value_name = "TIME")]
     heartbeat: Duration,
     /// After so much silence a worker gets no more work
-    #[arg(long, default_value = "5s", value_parser = parse::duration, value_name = "TIME")]
+    #[arg(long, env = "EVENHAND_UNHEALTHY_AFTER", default_value = "5s", value_parser = parse::duration, value_name = "TIME")]
     unhealthy_after: Duration,
     /// After so much silence a worker is lost, and its tasks are run again
-    #[arg(long, default_value = "60s", value_parser = parse::duration, value_name = "TIME")]
+    #[arg(long, env = "EVENHAND_LOST_AFTER", default_value = "60s", value_parser = parse::duration, value_name = "TIME")]
     lost_after: Duration,
     /// How long what runs may go on without the server, after it was stopped in good order
-    #[arg(long, default_value = "5m", value_parser = parse::duration, value_name = "TIME")]
+    #[arg(long, env = "EVENHAND_ABSENCE", default_value = "5m", value_parser = parse::duration, value_name = "TIME")]
     absence: Duration,
+}
+
+impl Args {
+    /// Whether what it is told goes together.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        self.times.settings().map(drop)
+    }
 }
 
 impl Times {
@@ -80,7 +89,8 @@ pub(crate) async fn run(args: Args) -> Done {
     let mut signals = Signals::new()?;
     let settings = args.times.settings()?;
     let mut server = start(&args.data, args.listen, settings, args.floor).await?;
-    println!("evenhand listens on http://{}, data in {}", server.addr(), args.data.display());
+    // Nobody has to listen.
+    let _ = print(format!("evenhand listens on http://{}, data in {}\n", server.addr(), args.data.display()));
     let why = tokio::select! {
         ended = server.ended() => return ended.map(|()| ExitCode::SUCCESS).map_err(Failure::new),
         why = signals.told_to_stop() => why,

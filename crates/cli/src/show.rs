@@ -1,30 +1,12 @@
-//! What people see of tasks, workers and servers, and the same as JSON for programs.
+//! What people see of tasks, queues, workers and servers. Programs see the same types as JSON.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use evenhand::{Task, TaskState, wire};
-use serde_json::{Value, json};
+use evenhand_api::rest::{Event, Progress, Queue, ServedQueue, Shard, State, Status, Task, Worker};
 
-use crate::table::{bytes, count, of};
-
-/// A state's name, the same on every surface.
-pub(crate) fn state(task: &Task) -> &'static str {
-    match task.state() {
-        TaskState::Queued => "queued",
-        TaskState::Running => "running",
-        TaskState::Succeeded => "succeeded",
-        TaskState::Failed => "failed",
-        TaskState::Canceled => "canceled",
-        TaskState::Unspecified => "unknown",
-    }
-}
-
-/// Whether a task has ended.
-pub(crate) fn is_over(task: &Task) -> bool {
-    matches!(task.state(), TaskState::Succeeded | TaskState::Failed | TaskState::Canceled)
-}
+use crate::table::{Cell, Table, bytes, column, count, number, of};
+use crate::terminal::{Look, Paint, plain, wrap};
 
 /// A time in the unit that fits: 340 ms, 12 s, 3 min, 2 h.
 pub(crate) fn age(ms: u64) -> String {
@@ -38,294 +20,387 @@ pub(crate) fn age(ms: u64) -> String {
 }
 
 /// How long ago something was, in milliseconds.
-fn since(ms: u64) -> u64 {
+pub(crate) fn since(ms: u64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64;
     now.saturating_sub(ms)
 }
 
-/// What a task waits for, or where it runs.
-fn why(task: &Task) -> String {
-    match task.state() {
-        TaskState::Queued => {
-            let ahead = match task.ahead {
-                Some(n) if task.ahead_is_exact => format!("{} ahead; ", count(n)),
-                Some(n) => format!("at least {} ahead; ", count(n)),
-                None => String::new(),
-            };
-            format!("{ahead}{}", task.hold)
-        }
-        TaskState::Running if task.stopping => format!("on {}, being stopped", task.seat),
-        TaskState::Running => format!("on {}", task.seat),
-        TaskState::Succeeded | TaskState::Failed | TaskState::Canceled | TaskState::Unspecified => {
-            task.error.clone()
-        }
-    }
+/// A part of a whole.
+pub(crate) fn percent(part: f64) -> String {
+    format!("{:.0} %", part * 100.0)
 }
 
-/// A task in a list.
-pub(crate) fn task_row(task: &Task) -> Vec<String> {
-    vec![
-        task.id.clone(),
-        task.queue.clone(),
-        if task.key.is_empty() { "-".into() } else { task.key.clone() },
-        state(task).into(),
-        format!("{}/{}", task.attempt, task.max_attempts),
-        age(since(task.accepted_ms)),
-        why(task),
-    ]
-}
-
-/// A task alone.
-pub(crate) fn task_text(task: &Task) -> String {
-    let mut text = String::new();
-    let mut line = |name: &str, value: String| {
-        if !value.is_empty() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {name:<9} {value}");
-        }
+/// A bar of so many columns, filled to a part, with a mark where it should end.
+pub(crate) fn bar(part: f64, due: Option<f64>, columns: usize) -> String {
+    let place = |part: f64| (part.clamp(0.0, 1.0) * columns as f64).round() as usize;
+    let mark = due.map(|due| place(due).min(columns.saturating_sub(1)));
+    let at = |n: usize| match n {
+        n if Some(n) == mark => '┃',
+        n if n < place(part) => '█',
+        _ => '·',
     };
-    line("task", task.id.clone());
-    line("state", state(task).into());
-    line("queue", task.queue.clone());
-    line("key", task.key.clone());
-    if task.max_attempts > 0 {
-        line("attempt", format!("{} of {}", task.attempt, task.max_attempts));
-        line("priority", task.priority.to_string());
-    }
-    if !is_over(task) {
-        line("accepted", format!("{} ago", age(since(task.accepted_ms))));
-        line("payload", bytes(task.payload_bytes));
-        line("may take", task.max_duration_ms.map_or_else(String::new, age));
-        line(if task.state() == TaskState::Queued { "waits" } else { "runs" }, why(task));
-    }
-    line("error", task.error.clone());
-    if let Some(result) = &task.result {
-        line("result", printable(result));
-    }
-    text
+    (0..columns).map(at).collect()
 }
 
-/// Bytes as text, if they are any.
-fn printable(bytes: &[u8]) -> String {
-    match std::str::from_utf8(bytes) {
-        Ok(text) if !text.chars().any(|c| c.is_control() && !c.is_whitespace()) => text.trim_end().into(),
-        Ok(_) | Err(_) => format!("{} that are no text; --json shows them", of(bytes.len() as u64, "byte")),
-    }
-}
-
-pub(crate) fn task_json(task: &Task) -> Value {
-    let mut value = json!({
-        "id": task.id,
-        "queue": task.queue,
-        "key": task.key,
-        "state": state(task),
-        "priority": task.priority,
-        "attempt": task.attempt,
-        "max_attempts": task.max_attempts,
-    });
-    let mut set = |name: &str, field: Value| {
-        if let Value::Object(fields) = &mut value {
-            fields.insert(name.into(), field);
-        }
-    };
-    if !is_over(task) {
-        set("accepted_ms", task.accepted_ms.into());
-        set("payload_bytes", task.payload_bytes.into());
-        set("max_duration_ms", task.max_duration_ms.into());
-    }
-    if let Some(ahead) = task.ahead {
-        set("ahead", ahead.into());
-        set("ahead_is_exact", task.ahead_is_exact.into());
-        set("hold", task.hold.clone().into());
-    }
-    if task.state() == TaskState::Running {
-        set("seat", task.seat.clone().into());
-        set("stopping", task.stopping.into());
-    }
-    if !task.error.is_empty() {
-        set("error", task.error.clone().into());
-    }
-    match task.result.as_deref().map(std::str::from_utf8) {
-        Some(Ok(text)) => set("result", text.into()),
-        Some(Err(_)) => set("result_bytes", task.result.as_deref().unwrap_or_default().into()),
-        None => {}
-    }
-    value
-}
-
-/// Says what happened to a task, on standard error.
-pub(crate) fn event(event: &wire::TaskEvent) {
-    match &event.event {
-        Some(wire::task_event::Event::Task(task)) => {
-            let again = task.state() == TaskState::Queued && !task.error.is_empty();
-            let more = if again { format!("again: {}", task.error) } else { why(task) };
-            let more = if more.is_empty() { more } else { format!(": {more}") };
-            let again = if task.attempt > 1 { format!(" (attempt {})", task.attempt) } else { String::new() };
-            eprintln!("{} {}{again}{more}", task.id, paint(task));
-        }
-        Some(wire::task_event::Event::Output(line)) => eprintln!("  {}", plain(line)),
-        Some(wire::task_event::Event::Dropped(n)) => eprintln!("  ({} left out)", of(*n, "line")),
-        Some(wire::task_event::Event::Progress(_) | wire::task_event::Event::Missed(_)) | None => {}
-    }
-}
-
-/// A line of somebody's program, without what would move the cursor.
-fn plain(line: &str) -> String {
-    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
-}
-
-/// A state, in colour on a terminal.
-fn paint(task: &Task) -> String {
-    let color = match task.state() {
-        TaskState::Succeeded => 32,
-        TaskState::Failed => 31,
-        TaskState::Running => 36,
-        TaskState::Queued | TaskState::Canceled | TaskState::Unspecified => 33,
-    };
-    let plain = std::env::var_os("NO_COLOR").is_some() || !std::io::stderr().is_terminal();
-    if plain { state(task).into() } else { format!("\x1b[{color}m{}\x1b[0m", state(task)) }
-}
-
-pub(crate) fn event_json(event: &wire::TaskEvent) -> Value {
-    let at = event.at_ms;
-    match &event.event {
-        Some(wire::task_event::Event::Task(task)) => json!({ "at_ms": at, "task": task_json(task) }),
-        Some(wire::task_event::Event::Output(line)) => json!({ "at_ms": at, "output": line }),
-        Some(wire::task_event::Event::Dropped(n)) => json!({ "at_ms": at, "dropped": n }),
-        Some(wire::task_event::Event::Progress(_) | wire::task_event::Event::Missed(_)) | None => {
-            json!({ "at_ms": at })
-        }
-    }
-}
-
-pub(crate) fn queue_json(queue: &wire::Queue) -> Value {
-    json!({
-        "queue": queue.name,
-        "waiting": queue.waiting,
-        "running": queue.running,
-        "accepted": queue.accepted,
-        "succeeded": queue.succeeded,
-        "failed": queue.failed,
-        "canceled": queue.canceled,
-        "oldest_waiting_ms": queue.oldest_waiting_ms,
-    })
-}
-
-fn life(worker: &wire::Worker) -> String {
-    if worker.rejoin == 0 {
-        worker.process_life.to_string()
-    } else {
-        format!("{}.{}", worker.process_life, worker.rejoin)
-    }
+/// Whom a task is charged to.
+pub(crate) fn key(key: &str) -> &str {
+    if key.is_empty() { "-" } else { key }
 }
 
 /// A weight as people write it.
-fn weight(thousandths: u32) -> String {
-    format!("{:.3}", f64::from(thousandths) / 1e3).trim_end_matches('0').trim_end_matches('.').into()
+pub(crate) fn weight(weight: f64) -> String {
+    format!("{weight:.3}").trim_end_matches('0').trim_end_matches('.').into()
 }
 
-pub(crate) fn worker_row(worker: &wire::Worker) -> Vec<String> {
-    let queue = |served: &wire::ServedQueue| match served.weight_thousandths {
-        1_000 => served.queue.clone(),
-        of => format!("{}={}", served.queue, weight(of)),
-    };
-    let why = match worker.health.as_str() {
-        "absent" | "unhealthy" => format!("{}; lost in {}", worker.why_not, age(worker.lost_in_ms)),
-        _ => worker.why_not.clone(),
-    };
-    vec![
-        worker.seat.clone(),
-        life(worker),
-        worker.health.clone(),
-        count(worker.slots.into()),
-        count(worker.running.into()),
-        worker.queues.iter().map(queue).collect::<Vec<_>>().join(" "),
-        worker.heard_ms_ago.map_or_else(|| "-".into(), |ms| format!("{} ago", age(ms))),
-        why,
-    ]
+fn look(state: State) -> Look {
+    match state {
+        State::Succeeded => Look::Good,
+        State::Failed => Look::Bad,
+        State::Running => Look::Active,
+        State::Queued | State::Canceled => Look::Waits,
+    }
 }
 
-pub(crate) fn worker_json(worker: &wire::Worker) -> Value {
-    let queue = |served: &wire::ServedQueue| json!({ "queue": served.queue, "weight": f64::from(served.weight_thousandths) / 1e3 });
-    json!({
-        "seat": worker.seat,
-        "life": life(worker),
-        "health": worker.health,
-        "slots": worker.slots,
-        "running": worker.running,
-        "queues": worker.queues.iter().map(queue).collect::<Vec<_>>(),
-        "heard_ms_ago": worker.heard_ms_ago,
-        "lost_in_ms": worker.lost_in_ms,
-        "why_not": worker.why_not,
-        "address": worker.address,
-    })
+/// How many go before a task.
+pub(crate) fn position(task: &Task) -> Option<String> {
+    let least = if task.ahead_is_exact == Some(true) { "" } else { "at least " };
+    task.ahead.map(|n| format!("{least}{} ahead", count(n)))
+}
+
+/// Which try it is, of how many.
+pub(crate) fn attempt(task: &Task, of: &str) -> Option<String> {
+    task.attempt.zip(task.max_attempts).map(|(attempt, most)| format!("{attempt}{of}{most}"))
+}
+
+/// What a task waits for, or where it runs, or what it said at its end.
+pub(crate) fn why(task: &Task) -> String {
+    match task.state {
+        State::Queued => {
+            let hold = task.hold.clone();
+            [position(task), hold].into_iter().flatten().collect::<Vec<_>>().join("; ")
+        }
+        State::Running => {
+            let seat = task.seat.as_deref().unwrap_or("a worker");
+            let stopping = if task.stopping == Some(true) { ", being stopped" } else { "" };
+            let progress =
+                task.progress.as_ref().map_or_else(String::new, |told| format!(", {}", progress(told)));
+            format!("on {seat}{stopping}{progress}")
+        }
+        State::Succeeded | State::Failed | State::Canceled => task.error.clone().unwrap_or_default(),
+    }
+}
+
+/// How far a run is.
+pub(crate) fn progress(progress: &Progress) -> String {
+    let fraction = progress.fraction.map(percent);
+    let message = Some(plain(&progress.message)).filter(|message| !message.is_empty());
+    [fraction, message].into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+pub(crate) fn tasks(tasks: &[Task]) -> Table<'static> {
+    let mut table = Table::new(vec![
+        column("task", 0),
+        column("queue", 2),
+        column("key", 1),
+        column("state", 1),
+        number("attempt", 6),
+        number("age", 4),
+        column("why", 3),
+    ]);
+    for task in tasks {
+        table.row(vec![
+            task.id.as_str().into(),
+            task.queue.as_str().into(),
+            key(&task.key).into(),
+            Cell::new(task.state.name(), look(task.state)),
+            attempt(task, "/").unwrap_or_else(|| "-".into()).into(),
+            task.accepted_ms.map_or_else(|| "-".into(), |at| age(since(at))).into(),
+            why(task).into(),
+        ]);
+    }
+    table
+}
+
+/// Lines with a name before each, broken where there is no more room.
+pub(crate) struct Facts {
+    text: String,
+    room: Option<usize>,
+    paint: Paint,
+}
+
+/// Where the value of a fact begins.
+const VALUE: usize = 12;
+
+impl Facts {
+    pub(crate) fn new(room: Option<usize>, paint: Paint) -> Facts {
+        Facts { text: String::new(), room, paint }
+    }
+
+    /// One more; nothing, if there is nothing to say.
+    pub(crate) fn fact(&mut self, name: &str, value: impl AsRef<str>) {
+        self.looks(name, value, Look::Plain);
+    }
+
+    /// The same, in colour.
+    pub(crate) fn looks(&mut self, name: &str, value: impl AsRef<str>, look: Look) {
+        let value = value.as_ref();
+        if value.is_empty() {
+            return;
+        }
+        let room = self.room.map(|room| room.saturating_sub(VALUE));
+        let lines = value.lines().flat_map(|line| wrap(line, 0, room));
+        for (n, line) in lines.enumerate() {
+            let name = self.paint.of(Look::Dim, &format!("{:<9}", if n == 0 { name } else { "" }));
+            // Writing to a string cannot fail.
+            let _ = writeln!(self.text, "  {name} {}", self.paint.of(look, &line));
+        }
+    }
+
+    pub(crate) fn text(self) -> String {
+        self.text
+    }
+}
+
+/// A task alone.
+pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> String {
+    let mut facts = Facts::new(room, paint);
+    facts.fact("task", &task.id);
+    facts.looks("state", task.state.name(), look(task.state));
+    facts.fact("queue", &task.queue);
+    facts.fact("key", &task.key);
+    if let Some(attempt) = attempt(task, " of ") {
+        facts.fact("attempt", attempt);
+        facts.fact("priority", task.priority.to_string());
+    }
+    if let Some(accepted) = task.accepted_ms {
+        facts.fact("accepted", format!("{} ago", age(since(accepted))));
+    }
+    if let Some(size) = task.payload_bytes {
+        let kind = task.content_type.as_ref().map_or_else(String::new, |kind| format!(" of {kind}"));
+        facts.fact("payload", format!("{}{kind}", bytes(size)));
+    }
+    facts.fact("may take", task.max_duration_ms.map_or_else(String::new, age));
+    match task.state {
+        State::Queued => facts.fact("waits", why(task)),
+        State::Running => facts.fact("runs", why(task)),
+        State::Succeeded | State::Failed | State::Canceled => {}
+    }
+    facts.fact("error", plain(task.error.as_deref().unwrap_or_default()));
+    if let Some(result) = &task.result {
+        facts.fact("result", printable(result));
+    } else if task.result_base64.is_some() {
+        facts.fact("result", "is no text; --json shows it");
+    }
+    facts.text()
+}
+
+/// A result, if it is text that a terminal can show.
+fn printable(result: &str) -> String {
+    match result.chars().any(|c| c.is_control() && !c.is_whitespace()) {
+        true => format!("{} that are no text; --json shows them", of(result.len() as u64, "byte")),
+        false => result.trim_end().into(),
+    }
+}
+
+/// What happened to a task, in a line. None: nothing that a person wants to know.
+pub(crate) fn event(event: &Event, paint: Paint) -> Option<String> {
+    if let Some(task) = &event.task {
+        let again = task.error.as_ref().filter(|_| task.state == State::Queued);
+        let more = again.map_or_else(|| why(task), |error| format!("again: {error}"));
+        let more = if more.is_empty() { more } else { format!(": {}", plain(&more)) };
+        let again = task.attempt.filter(|attempt| *attempt > 1);
+        let again = again.map_or_else(String::new, |attempt| format!(" (attempt {attempt})"));
+        return Some(format!("{} {}{again}{more}", task.id, paint.of(look(task.state), task.state.name())));
+    }
+    if let Some(line) = &event.output {
+        return Some(format!("  {}", plain(line)));
+    }
+    if let Some(told) = &event.progress {
+        return Some(format!("  {}", progress(told)));
+    }
+    event.dropped.map(|n| format!("  ({} left out)", of(n, "line")))
+}
+
+/// The same among the events of many tasks.
+pub(crate) fn event_of_many(event: &Event, name: &str, paint: Paint) -> String {
+    let id = event.task_id.as_deref().unwrap_or("-");
+    if name == "missed" {
+        return "(some events are not known any more)".into();
+    }
+    match &event.task {
+        Some(task) => {
+            let again = task.error.as_ref().filter(|_| task.state == State::Queued);
+            let more = again.map_or_else(|| why(task), |error| format!("again: {error}"));
+            let state = paint.of(look(task.state), task.state.name());
+            let line = format!("{id} {} {} {state} {}", task.queue, key(&task.key), plain(&more));
+            line.trim_end().into()
+        }
+        None => format!("{id} {}", self::event(event, paint).unwrap_or_default()),
+    }
+}
+
+/// What a task does now, for the line that is replaced.
+pub(crate) fn live(task: &Task) -> Vec<(String, Look)> {
+    let mut parts = vec![(task.id.clone(), Look::Plain), (task.state.name().into(), look(task.state))];
+    if let Some(fraction) = task.progress.as_ref().and_then(|told| told.fraction) {
+        parts.push((bar(fraction, None, 20), Look::Active));
+    }
+    // Before what may be cut.
+    if let Some(accepted) = task.accepted_ms {
+        parts.push((age(since(accepted)), Look::Dim));
+    }
+    parts.push((plain(&why(task)), Look::Plain));
+    parts
+}
+
+pub(crate) fn queues(queues: &[Queue], chosen: Option<&str>) -> Table<'static> {
+    let mut columns = vec![
+        column("queue", 0),
+        number("waiting", 0),
+        number("running", 1),
+        number("accepted", 5),
+        number("succeeded", 4),
+        number("failed", 2),
+        number("canceled", 6),
+        number("next waits", 3),
+    ];
+    if chosen.is_some() {
+        columns.insert(0, column(" ", 0));
+    }
+    let mut table = Table::new(columns);
+    for queue in queues {
+        let is_chosen = chosen == Some(queue.queue.as_str());
+        let numbers = [queue.running, queue.accepted, queue.succeeded, queue.failed, queue.canceled];
+        let mut cells = vec![
+            Cell::new(&queue.queue, if is_chosen { Look::Strong } else { Look::Plain }),
+            count(queue.waiting).into(),
+        ];
+        cells.extend(numbers.map(|n| Cell::from(count(n))));
+        cells.push(queue.oldest_waiting_ms.map_or_else(|| "-".into(), age).into());
+        if chosen.is_some() {
+            cells.insert(0, Cell::new(if is_chosen { "▶" } else { "" }, Look::Active));
+        }
+        table.row(cells);
+    }
+    table
+}
+
+pub(crate) fn workers(workers: &[Worker]) -> Table<'static> {
+    let mut table = Table::new(vec![
+        column("seat", 0),
+        number("life", 6),
+        column("health", 1),
+        number("slots", 2),
+        number("running", 2),
+        column("queues", 4),
+        number("heard", 5),
+        column("why no work", 3),
+    ]);
+    for worker in workers {
+        table.row(vec![
+            worker.seat.as_str().into(),
+            worker.life.as_str().into(),
+            Cell::new(&worker.health, health_look(&worker.health)),
+            count(worker.slots.into()).into(),
+            count(worker.running.into()).into(),
+            worker.queues.iter().map(served).collect::<Vec<_>>().join(" ").into(),
+            worker.heard_ms_ago.map_or_else(|| "-".into(), |ms| format!("{} ago", age(ms))).into(),
+            why_no_work(worker).into(),
+        ]);
+    }
+    table
+}
+
+fn health_look(health: &str) -> Look {
+    match health {
+        "healthy" => Look::Good,
+        "unhealthy" | "absent" => Look::Bad,
+        _ => Look::Waits,
+    }
+}
+
+fn served(served: &ServedQueue) -> String {
+    match weight(served.weight).as_str() {
+        "1" => served.queue.clone(),
+        weight => format!("{}={weight}", served.queue),
+    }
+}
+
+/// Why a worker gets no work; nothing, if it does.
+pub(crate) fn why_no_work(worker: &Worker) -> String {
+    let why = worker.why_not.as_deref().unwrap_or_default();
+    match worker.health.as_str() {
+        "absent" | "unhealthy" => format!("{why}; lost in {}", age(worker.lost_in_ms)),
+        _ => why.into(),
+    }
 }
 
 /// What a shard's gate does.
-fn gate(shard: &wire::Shard) -> String {
-    match (shard.open, shard.waits_for.as_str()) {
+pub(crate) fn gate(shard: &Shard) -> String {
+    match (shard.open, &shard.waits_for) {
         (true, _) => "open".into(),
-        (false, "") => "shut".into(),
-        (false, waits_for) => format!("shut: {waits_for}"),
+        (false, None) => "shut".into(),
+        (false, Some(waits_for)) => format!("shut: {waits_for}"),
     }
 }
 
-pub(crate) fn status_text(server: &str, status: &wire::StatusResponse) -> String {
-    let mut text = String::new();
-    let mut line = |name: &str, value: String| {
-        let _ = writeln!(text, "  {name:<9} {value}");
-    };
-    line("server", format!("{server}, evenhand {}, up {}", status.version, age(status.up_ms)));
-    line("store", format!("{} (id {:016x})", status.store, status.store_id));
-    if let Some(times) = &status.thresholds {
-        let derived = format!("a worker's lease is {}", age(times.lease_ms));
-        let told = [times.heartbeat_ms, times.unhealthy_after_ms, times.lost_after_ms].map(age);
-        line(
-            "times",
-            format!("heartbeat {}, unhealthy after {}, lost after {}; {derived}", told[0], told[1], told[2]),
-        );
-    }
+pub(crate) fn status_text(server: &str, status: &Status, room: Option<usize>, paint: Paint) -> String {
+    let mut facts = Facts::new(room, paint);
+    facts.fact("server", format!("{server}, evenhand {}, up {}", status.version, age(status.up_ms)));
+    facts.fact("store", format!("{} (id {})", status.store, status.store_id));
+    let times = &status.thresholds;
+    let [heartbeat, unhealthy, lost, lease] =
+        [times.heartbeat_ms, times.unhealthy_after_ms, times.lost_after_ms, times.lease_ms].map(age);
+    facts.fact(
+        "times",
+        format!("heartbeat {heartbeat}, unhealthy after {unhealthy}, lost after {lost}; a worker's lease is {lease}"),
+    );
     for shard in &status.shards {
         let tasks = format!("{} waiting, {} running", count(shard.waiting), count(shard.running));
         let room = if shard.room { "" } else { "; NO ROOM: no new tasks are accepted" };
-        line(
-            &format!("shard {}", shard.id),
-            format!("epoch {}, {}, {tasks}{room}", shard.epoch, of(shard.workers.into(), "worker")),
-        );
-        line("gate", gate(shard));
+        let workers = of(shard.workers.into(), "worker");
+        facts
+            .fact(&format!("shard {}", shard.id), format!("epoch {}, {workers}, {tasks}{room}", shard.epoch));
+        facts.looks("gate", gate(shard), if shard.open { Look::Good } else { Look::Waits });
     }
-    text
+    facts.text()
 }
 
-pub(crate) fn status_json(status: &wire::StatusResponse) -> Value {
-    let shard = |shard: &wire::Shard| {
-        json!({
-            "id": shard.id,
-            "epoch": shard.epoch,
-            "open": shard.open,
-            "waits_for": shard.waits_for,
-            "absent_seats": shard.absent_seats,
-            "opens_in_ms": shard.opens_in_ms,
-            "waiting": shard.waiting,
-            "running": shard.running,
-            "workers": shard.workers,
-            "room": shard.room,
-        })
-    };
-    let times = status.thresholds.as_ref().map(|times| {
-        json!({
-            "heartbeat_ms": times.heartbeat_ms,
-            "unhealthy_after_ms": times.unhealthy_after_ms,
-            "lost_after_ms": times.lost_after_ms,
-            "lease_ms": times.lease_ms,
-        })
-    });
-    json!({
-        "version": status.version,
-        "store": status.store,
-        "store_id": format!("{:016x}", status.store_id),
-        "up_ms": status.up_ms,
-        "thresholds": times,
-        "shards": status.shards.iter().map(shard).collect::<Vec<_>>(),
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_filled_to_their_part_and_marked_where_they_should_end() {
+        assert_eq!(bar(0.0, None, 10), "··········");
+        assert_eq!(bar(0.5, Some(0.8), 10), "█████···┃·");
+        assert_eq!(bar(0.5, Some(0.2), 10), "██┃██·····");
+        assert_eq!(bar(1.0, Some(1.0), 10), "█████████┃");
+        assert_eq!(bar(7.0, Some(f64::NAN), 4), "┃███");
+    }
+
+    #[test]
+    fn times_and_parts_are_readable() {
+        let ages = [999, 1_000, 119_999, 120_000, 7_200_000, 172_800_000].map(age);
+        assert_eq!(ages, ["999 ms", "1 s", "119 s", "2 min", "2 h", "2 d"]);
+        assert_eq!([1.0, 2.5, 0.001].map(weight), ["1", "2.5", "0.001"]);
+        let half = Progress { fraction: Some(0.5), message: "page\n7".into() };
+        assert_eq!(progress(&half), "50 % page 7");
+    }
+
+    #[test]
+    fn progress_is_seen_in_every_way() {
+        let mut task = Task::from(evenhand::wire::Task {
+            id: "0-42".into(),
+            state: evenhand::wire::TaskState::Running.into(),
+            seat: "gpu-7".into(),
+            progress: Some(evenhand::wire::Progress { fraction: Some(0.3), message: "page 7".into() }),
+            ..Default::default()
+        });
+        let shown: Vec<String> = live(&task).into_iter().map(|(text, _)| text).collect();
+        assert_eq!(shown.join("  "), "0-42  running  ██████··············  on gpu-7, 30 % page 7");
+        let progress = task.progress.take();
+        let told = Event { at_ms: 0, task_id: None, task: None, output: None, progress, dropped: None };
+        assert_eq!(event(&told, Paint::NONE).as_deref(), Some("  30 % page 7"));
+    }
 }

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use evenhand_store::embedded::{self, Checked, DirError, Info};
+use evenhand_store::embedded::{self, Checked, Info};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::table::{bytes, count, of, table};
+use crate::terminal::print;
+use crate::{Done, Failure};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -39,21 +41,23 @@ pub(crate) struct Place {
     json: bool,
 }
 
-pub(crate) fn run(command: Command) -> Result<ExitCode, DirError> {
+pub(crate) fn run(command: Command) -> Done {
     match command {
         Command::Check(place) => {
             let bar = bar("checking");
-            let checked = embedded::check(&place.dir, &mut |done, total| advance(&bar, done, total))?;
+            let checked = embedded::check(&place.dir, &mut |done, total| advance(&bar, done, total));
+            let checked = checked.map_err(Failure::new)?;
             bar.finish_and_clear();
             let whole = checked.problems.is_empty();
-            print!("{}", if place.json { check_json(&checked) } else { check_text(&place, &checked) });
+            print(if place.json { check_json(&checked) } else { check_text(&place, &checked) })?;
             Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Command::Info(place) => {
             let bar = bar("reading");
-            let info = embedded::info(&place.dir, &mut |done, total| advance(&bar, done, total))?;
+            let info = embedded::info(&place.dir, &mut |done, total| advance(&bar, done, total));
+            let info = info.map_err(Failure::new)?;
             bar.finish_and_clear();
-            print!("{}", if place.json { info_json(&info) } else { info_text(&place, &info) });
+            print(if place.json { info_json(&info) } else { info_text(&place, &info) })?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -21,27 +21,27 @@ Examples:
   evenhand worker render -- ./render.sh
   evenhand worker render=3 mail=1 --slots 8 --seat gpu-7 -- python3 work.py
 
-The command gets the payload on standard input, and EVENHAND_TASK_ID, EVENHAND_QUEUE, EVENHAND_KEY,
-EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. Its standard
-output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75
+The command gets the payload on standard input, and EVENHAND_TASK_ID, EVENHAND_QUEUE, EVENHAND_KEY, \
+EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. Its standard \
+output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75 \
 asks for another try, 100 fails for good, any other fails and is tried again.
 
 SIGTERM and Ctrl-C drain the worker: it takes no more tasks and ends when those it runs have ended.")]
 pub(crate) struct Args {
     /// The queues to serve, each with its share of the slots
-    #[arg(required = true, value_parser = parse::queue, value_name = "QUEUE[=WEIGHT]")]
+    #[arg(required = true, env = "EVENHAND_QUEUES", value_delimiter = ' ', value_parser = parse::queue, value_name = "QUEUE[=WEIGHT]")]
     queues: Vec<(String, u32)>,
     /// How many tasks to run at once; as many as there are cores, if nobody says
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, env = "EVENHAND_SLOTS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     slots: Option<u32>,
     /// The worker's stable name; the first free one of those named after this machine, if nobody says
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, env = "EVENHAND_SEAT", value_name = "NAME")]
     seat: Option<String>,
     /// Where the lock files of this machine's seats are
     #[arg(long, env = "EVENHAND_SEAT_DIR", value_name = "DIR")]
     seat_dir: Option<PathBuf>,
     /// How long a command has from SIGTERM to SIGKILL
-    #[arg(long, default_value = "10s", value_parser = parse::duration, value_name = "TIME")]
+    #[arg(long, env = "EVENHAND_GRACE", default_value = "10s", value_parser = parse::duration, value_name = "TIME")]
     grace: Duration,
     #[command(flatten)]
     server: ServerArgs,

@@ -160,7 +160,11 @@ impl Client {
 
     /// Everything that happens to a task, from how it stands now to its end.
     pub async fn watch(&self, id: &str) -> Result<Watch, Refusal> {
-        let request = v1::WatchRequest { id: id.into(), ..v1::WatchRequest::default() };
+        self.watch_all(v1::WatchRequest { id: id.into(), ..v1::WatchRequest::default() }).await
+    }
+
+    /// Everything that happens to the tasks that a request names, until the caller leaves.
+    pub async fn watch_all(&self, request: v1::WatchRequest) -> Result<Watch, Refusal> {
         let events = self.call(request, async |mut grpc, request| grpc.watch(request).await).await?;
         Ok(Watch { events })
     }
@@ -182,6 +186,11 @@ impl Client {
         let answer =
             self.call(v1::QueuesRequest {}, async |mut grpc, request| grpc.queues(request).await).await?;
         Ok(answer.queues)
+    }
+
+    /// One queue, and the shares of its busiest keys.
+    pub async fn queue(&self, request: v1::QueueRequest) -> Result<v1::QueueResponse, Refusal> {
+        self.call(request, async |mut grpc, request| grpc.queue(request).await).await
     }
 
     /// Every worker.

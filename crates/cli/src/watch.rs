@@ -1,0 +1,301 @@
+//! `evenhand watch`: what happens to a task until it has ended, or to all tasks of a queue or a key. On a terminal
+//! how a task stands is one line that is replaced in place; everywhere else each event is a line of its own.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use evenhand::{Client, Kind, Refusal, wire};
+use evenhand_api::rest;
+use serde::Serialize;
+use tokio::time::MissedTickBehavior;
+
+use crate::client::LookArgs;
+use crate::terminal::{Look, Stream, line, print_json};
+use crate::{Done, Failure, show};
+
+/// How often a line that is replaced is looked at again.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a server may be away from somebody who watches.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between the end of a stream and the next try.
+const PAUSE: Duration = Duration::from_millis(200);
+/// What a shell says of a command that was ended by Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+/// What to watch.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  evenhand watch 0-42
+  evenhand watch --queue render --key acme
+  evenhand watch --queue render --json | jq -r 'select(.event == \"finished\") | .task.id'
+
+A task is watched until it has ended, a queue or a key until Ctrl-C.")]
+pub(crate) struct Args {
+    /// The task's id, such as 0-42; all tasks, if nobody says
+    #[arg(conflicts_with_all = ["queue", "key"])]
+    id: Option<String>,
+    /// All tasks of this queue
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+    /// All tasks of this key
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+pub(crate) async fn run(args: Args) -> Done {
+    let client = args.look.server.client()?;
+    let shown = if args.look.json { Shown::Json } else { Shown::Text(Stream::Out) };
+    match args.id {
+        Some(id) => Follow::new(&client, &id, shown).until_it_ends().await.map(drop)?,
+        None => {
+            let request = wire::WatchRequest {
+                queue: args.queue.unwrap_or_default(),
+                key: args.key.unwrap_or_default(),
+                ..wire::WatchRequest::default()
+            };
+            watch_many(&client, request, shown).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// To whom events are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    Nothing,
+    Json,
+    Text(Stream),
+}
+
+/// An event for programs, as the stream of REST has it, with its name.
+#[derive(Serialize)]
+struct Named {
+    event: &'static str,
+    #[serde(flatten)]
+    told: rest::Event,
+}
+
+/// Events, from one connection after the other.
+struct Events<'a> {
+    client: &'a Client,
+    request: wire::WatchRequest,
+    watch: Option<evenhand::Watch>,
+    patience: Option<Duration>,
+}
+
+impl Events<'_> {
+    /// The next event, or that the way to the server is broken: the next call tries to mend it.
+    async fn next(&mut self) -> Result<Option<wire::TaskEvent>, Refusal> {
+        let mut watch = match self.watch.take() {
+            Some(watch) => watch,
+            None => {
+                let mut client = self.client.clone();
+                if let Some(patience) = self.patience.replace(PATIENCE) {
+                    tokio::time::sleep(PAUSE).await;
+                    client = client.patience(patience);
+                }
+                client.watch_all(self.request.clone()).await?
+            }
+        };
+        match watch.next().await {
+            Ok(Some(event)) => {
+                if !event.id.is_empty() {
+                    self.request.after.clone_from(&event.id);
+                }
+                self.watch = Some(watch);
+                Ok(Some(event))
+            }
+            Ok(None) => Ok(None),
+            Err(refusal) if refusal.kind == Kind::Unavailable => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// One task, until it has ended.
+pub(crate) struct Follow<'a> {
+    client: &'a Client,
+    id: &'a str,
+    shown: Shown,
+    live: Live,
+    /// How it stood last.
+    task: Option<rest::Task>,
+}
+
+impl<'a> Follow<'a> {
+    pub(crate) fn new(client: &'a Client, id: &'a str, shown: Shown) -> Follow<'a> {
+        let live = match shown {
+            Shown::Text(stream) => Live::new(stream),
+            Shown::Nothing | Shown::Json => Live { stream: Stream::Err, on: false, drawn: false },
+        };
+        Follow { client, id, shown, live, task: None }
+    }
+
+    /// How it ended.
+    pub(crate) async fn until_it_ends(mut self) -> Result<evenhand::Task, Failure> {
+        let request = wire::WatchRequest { id: self.id.into(), ..wire::WatchRequest::default() };
+        let (client, live) = (self.client, self.live.on);
+        let (events, mut told) = tokio::sync::mpsc::channel(64);
+        // Read on its own: a look in between must not tear an event.
+        let reading = async move {
+            let mut source = Events { client, request, watch: None, patience: None };
+            loop {
+                let next = source.next().await;
+                let failed = next.is_err();
+                if events.send(next).await.is_err() || failed {
+                    return;
+                }
+            }
+        };
+        let mut reading = std::pin::pin!(reading);
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+        loop {
+            tokio::select! {
+                biased;
+                event = told.recv() => match event {
+                    Some(Ok(Some(event))) => {
+                        let over = ended(&event);
+                        self.on_event(event)?;
+                        if let Some(task) = over {
+                            self.live.clear()?;
+                            return Ok(task);
+                        }
+                    }
+                    Some(Ok(None)) => self.live.draw(&[("the server cannot be reached; trying again".into(), Look::Waits)])?,
+                    Some(Err(refusal)) => {
+                        self.live.clear()?;
+                        return Err(refusal.into());
+                    }
+                    None => return Err(Failure::new("the stream of events has ended")),
+                },
+                () = &mut reading => {}
+                _ = &mut interrupted => {
+                    self.live.clear()?;
+                    let goes_on = match self.shown {
+                        Shown::Text(_) => format!("task {0} goes on; `evenhand watch {0}` shows it again", self.id),
+                        Shown::Nothing | Shown::Json => String::new(),
+                    };
+                    return Err(Failure { text: goes_on, exit: INTERRUPTED });
+                }
+                _ = tick.tick(), if live => self.on_tick().await?,
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: wire::TaskEvent) -> Result<(), Failure> {
+        let (name, told) = rest::Event::named(event);
+        let stream = match self.shown {
+            Shown::Nothing => return Ok(()),
+            Shown::Json => return print_json(&Named { event: name, told }),
+            Shown::Text(stream) => stream,
+        };
+        // What the replaced line says needs no line of its own.
+        let again = told.task.as_ref().is_some_and(|task| task.error.is_some());
+        let passes = matches!(name, "queued" | "started") && !again || name == "progress" || name == "missed";
+        if !(self.live.on && passes)
+            && let Some(line) = show::event(&told, stream.paint())
+        {
+            self.live.line(&line)?;
+        }
+        if let Some(mut task) = told.task {
+            // An event says less than a look.
+            task.accepted_ms = task.accepted_ms.or(self.task.as_ref().and_then(|last| last.accepted_ms));
+            self.task = (!task.state.is_over()).then_some(task);
+        }
+        if let (Some(task), Some(progress)) = (&mut self.task, told.progress) {
+            task.progress = Some(progress);
+        }
+        self.draw()
+    }
+
+    /// A task that waits moves up without an event.
+    async fn on_tick(&mut self) -> Result<(), Failure> {
+        if self.task.as_ref().is_some_and(|task| task.state == rest::State::Queued)
+            && let Ok(task) = self.client.clone().patience(Duration::ZERO).get(self.id).await
+            && rest::State::of(&task) == rest::State::Queued
+        {
+            self.task = Some(task.into());
+        }
+        self.draw()
+    }
+
+    fn draw(&mut self) -> Result<(), Failure> {
+        match &self.task {
+            Some(task) => self.live.draw(&show::live(task)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How a task ended, if it did.
+fn ended(event: &wire::TaskEvent) -> Option<evenhand::Task> {
+    match &event.event {
+        Some(wire::task_event::Event::Task(task)) if rest::State::of(task).is_over() => Some(task.clone()),
+        Some(
+            wire::task_event::Event::Task(_)
+            | wire::task_event::Event::Output(_)
+            | wire::task_event::Event::Dropped(_)
+            | wire::task_event::Event::Progress(_)
+            | wire::task_event::Event::Missed(_),
+        )
+        | None => None,
+    }
+}
+
+async fn watch_many(client: &Client, request: wire::WatchRequest, shown: Shown) -> Result<(), Failure> {
+    let mut events = Events { client, request, watch: None, patience: None };
+    loop {
+        let Some(event) = events.next().await? else { continue };
+        let (name, told) = rest::Event::named(event);
+        match shown {
+            Shown::Nothing => {}
+            Shown::Json => print_json(&Named { event: name, told })?,
+            Shown::Text(stream) => stream.print(show::event_of_many(&told, name, stream.paint()) + "\n")?,
+        }
+    }
+}
+
+/// A line at the end of what is shown that is replaced in place.
+#[derive(Debug)]
+struct Live {
+    stream: Stream,
+    on: bool,
+    drawn: bool,
+}
+
+impl Live {
+    fn new(stream: Stream) -> Live {
+        Live { stream, on: stream.is_live(), drawn: false }
+    }
+
+    /// A line that stays.
+    fn line(&mut self, line: &str) -> Result<(), Failure> {
+        self.clear()?;
+        self.stream.print(format!("{line}\n"))
+    }
+
+    /// What stands there from now on.
+    fn draw(&mut self, parts: &[(String, Look)]) -> Result<(), Failure> {
+        if !self.on {
+            return Ok(());
+        }
+        // The last column stays free: some terminals go to the next line when it is filled.
+        let columns = self.stream.width().unwrap_or(80).saturating_sub(1);
+        let line = line(parts, columns, self.stream.paint());
+        self.drawn = true;
+        self.stream.print(format!("\r\x1b[2K{line}"))
+    }
+
+    fn clear(&mut self) -> Result<(), Failure> {
+        match std::mem::take(&mut self.drawn) {
+            true => self.stream.print("\r\x1b[2K"),
+            false => Ok(()),
+        }
+    }
+}
