@@ -14,11 +14,12 @@ use prost::Message;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("worker_up", worker_up),
     ("worker_down", worker_down),
     ("client", client),
     ("rest", rest),
+    ("config", evenhand_cli::fuzz_config),
     ("store_batch", fuzzing::batch),
     ("store_table", fuzzing::table),
     ("store_segment", fuzzing::segment),

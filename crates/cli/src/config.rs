@@ -198,6 +198,18 @@ impl File {
     }
 }
 
+/// Reads a file's text, and the command line with it.
+pub(crate) fn fuzz(text: &str) {
+    match File::read(Path::new("fuzz.toml"), text) {
+        Ok(file) => {
+            let command = file.apply(Cli::command());
+            drop(command.try_get_matches_from(["evenhand", "serve"]));
+            drop(disagreement(&file).map(|problem| problem.to_string()));
+        }
+        Err(problems) => drop(wrong(Path::new("fuzz.toml"), &problems)),
+    }
+}
+
 fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path)
         .map_err(|error| Failure { text: format!("cannot read {}: {error}", path.display()), exit: 2 })

@@ -49,6 +49,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// Between two tries to take the shard.
 const TAKE_AGAIN: Duration = Duration::from_millis(100);
 const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
+/// Whoever asks while the shard is being taken waits for so long before they are refused: mostly it is taken
+/// sooner, and a server that has just said that it listens has an answer.
+const REFUSE_AFTER: Duration = Duration::from_millis(500);
 /// Deaths that are kept for the next owner.
 const DEATHS: usize = 10_000;
 /// Waiting tasks whose keys are shown as those that go next.
@@ -145,9 +148,13 @@ impl<S: Store + Clone + 'static> Loop<S> {
                 }
                 taken
             };
+            let refusing = async {
+                tokio::time::sleep(REFUSE_AFTER).await;
+                refuse_all(&mut self.inbox, &mut self.deaths).await;
+            };
             let taken = tokio::select! {
                 taken = taking => taken,
-                () = refuse_all(&mut self.inbox, &mut self.deaths) => return Ok(None),
+                () = refusing => return Ok(None),
             };
             match taken {
                 Ok(taken) => {
