@@ -625,14 +625,14 @@ fn a_file_is_checked_and_settings_are_shown_with_where_they_come_from() {
           serve    log              info                   default
           serve    log_format       text                   default
           worker   queues           render=3 mail          evenhand.toml:6
-          worker   slots                                   default
+          worker   slots            -                      default
           worker   seat             gpu-7                  EVENHAND_SEAT
-          worker   seat_dir                                default
+          worker   seat_dir         -                      default
           worker   grace            10s                    default
           worker   server           http://127.0.0.1:7400  default
           worker   log              info                   default
           worker   log_format       text                   default
-          worker   command                                 default
+          worker   command          -                      default
     "#]]
     .assert_eq(&said.out);
     let json = home.told(&[("EVENHAND_FLOOR", "65")], &["config", "show", "--json"]).json();
