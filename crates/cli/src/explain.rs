@@ -166,7 +166,10 @@ fn meaning(known: &Known) -> (String, Vec<String>) {
         ));
     }
     if known.key.as_ref().is_some_and(is_short) {
-        hints.push("its key gets less than is due to it now; it will be made up for".to_string());
+        hints.push(
+            "its key got less than its share over the last minute: as it must if it began to wait just now"
+                .to_string(),
+        );
     }
     (format!("task {id} waits: {why}{}", ahead.unwrap_or_default()), hints)
 }
@@ -353,7 +356,7 @@ mod tests {
 
                 What to do:
                   wait; or add slots: evenhand worker --slots N, or another worker
-                  its key gets less than is due to it now; it will be made up for
+                  its key got less than its share over the last minute: as it must if it began to wait just now
             "#]],
         );
     }

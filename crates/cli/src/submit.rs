@@ -289,8 +289,8 @@ mod tests {
             .collect();
         expect![[r#"
             {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, max_attempts, max_duration_ms
-            {"priority": -1}  ->  priority: invalid value: integer `-1`, expected u32
-            {"priority": "high"}  ->  priority: invalid type: string "high", expected u32
+            {"priority": -1}  ->  priority: -1 is out of range, or not a whole number
+            {"priority": "high"}  ->  priority: invalid type: string "high", expected a JSON number
             {"key": 3}  ->  key: invalid type: integer `3`, expected a string
             {"weight": 0}  ->  weight 0.0 is out of range; use 0.001 to 1000 with at most three decimals
             {"payload": 1, "text": "a"}  ->  payload is given twice; use one of payload, text and base64

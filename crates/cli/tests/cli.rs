@@ -51,17 +51,29 @@ impl Home {
 
     fn with_server() -> Home {
         let mut home = Home::alone();
-        let args = "serve --listen 127.0.0.1:0 --data data --log warn --heartbeat 100ms --unhealthy-after 1s";
-        let mut child =
-            home.command(&args.split(' ').collect::<Vec<_>>()).stdout(Stdio::piped()).spawn().unwrap();
+        home.serve("127.0.0.1:0");
+        home
+    }
+
+    /// Starts a server on what is in the directory.
+    fn serve(&mut self, listen: &str) {
+        let args = "serve --data data --log warn --heartbeat 100ms --unhealthy-after 1s --listen";
+        let args: Vec<&str> = args.split(' ').chain([listen]).collect();
+        let mut child = self.command(&args).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap());
-        home.children.push(child);
+        self.children.insert(0, child);
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
         let url = line.split_once(" on ").and_then(|(_, rest)| rest.split_once(',')).map(|(url, _)| url);
-        home.url = url.unwrap_or_else(|| panic!("the server said {line:?}")).into();
-        home._said = Some(said);
-        home
+        self.url = url.unwrap_or_else(|| panic!("the server said {line:?}")).into();
+        self._said = Some(said);
+    }
+
+    /// Ends the server without a word.
+    fn kill_server(&mut self) {
+        let mut server = self.children.remove(0);
+        server.kill().unwrap();
+        server.wait().unwrap();
     }
 
     /// `evenhand ARGS` in the directory, with nothing of what this process was told.
@@ -434,6 +446,31 @@ fn all_tasks_of_a_key_are_watched() {
 }
 
 #[test]
+fn a_task_is_followed_through_a_restart_of_the_server() {
+    let mut home = Home::alone();
+    // Outside of those that the system hands out, so that it is still free after the restart.
+    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let first = 10_000 + (std::process::id() % 1_000) as u16;
+    let listen = format!("127.0.0.1:{}", (first..12_000).find(free).unwrap());
+    home.serve(&listen);
+    let id = home.submit(&["q", "x"]);
+    let mut watch = home.command(&["watch", &id, "--json"]);
+    let mut watching = watch.env("EVENHAND_SERVER", &home.url).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(next()["event"], "queued");
+    home.kill_server();
+    home.serve(&listen);
+    home.worker(&["q", "--seat", "one", "--", "true"]);
+    let mut event = next();
+    while event["event"] != "finished" {
+        event = next();
+    }
+    assert_eq!((&event["task"]["id"], &event["task"]["state"]), (&id.into(), &"succeeded".into()));
+    assert!(watching.wait().unwrap().success());
+}
+
+#[test]
 fn a_batch_says_which_line_and_which_field_is_wrong() {
     let home = Home::with_server();
     let lines =
@@ -498,7 +535,7 @@ fn top_without_a_terminal_is_one_snapshot_after_the_other() {
 
         "#]],
     );
-    home.children.remove(0).kill().unwrap();
+    home.kill_server();
     let said = home.cli(&["top", "--count", "1"]);
     assert!(said.code == 6 && said.err.contains("the server cannot be reached"), "{said:?}");
 }
@@ -625,14 +662,14 @@ fn a_file_is_checked_and_settings_are_shown_with_where_they_come_from() {
           serve    log              info                   default
           serve    log_format       text                   default
           worker   queues           render=3 mail          evenhand.toml:6
-          worker   slots                                   default
+          worker   slots            -                      default
           worker   seat             gpu-7                  EVENHAND_SEAT
-          worker   seat_dir                                default
+          worker   seat_dir         -                      default
           worker   grace            10s                    default
           worker   server           http://127.0.0.1:7400  default
           worker   log              info                   default
           worker   log_format       text                   default
-          worker   command                                 default
+          worker   command          -                      default
     "#]]
     .assert_eq(&said.out);
     let json = home.told(&[("EVENHAND_FLOOR", "65")], &["config", "show", "--json"]).json();

@@ -8,6 +8,7 @@ mod screen;
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args as ClapArgs;
@@ -345,6 +346,9 @@ fn typed() -> mpsc::Receiver<Event> {
 /// The terminal while it is ours. It is given back as it was, also when something panics.
 struct Screen;
 
+/// Whether it is: given back twice, the cursor would go back over what a panic says.
+static OURS: AtomicBool = AtomicBool::new(false);
+
 impl Screen {
     fn enter() -> std::io::Result<Screen> {
         let previous = std::panic::take_hook();
@@ -352,6 +356,7 @@ impl Screen {
             Screen::leave();
             previous(info);
         }));
+        OURS.store(true, Ordering::SeqCst);
         terminal::enable_raw_mode()?;
         let screen = Screen;
         execute!(std::io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
@@ -359,6 +364,9 @@ impl Screen {
     }
 
     fn leave() {
+        if !OURS.swap(false, Ordering::SeqCst) {
+            return;
+        }
         // There is nobody to tell.
         let _ = execute!(std::io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
