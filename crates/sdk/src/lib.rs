@@ -41,7 +41,12 @@ pub use client::{Client, Enqueued, NewTask, Task, TaskState, Watch};
 pub use evenhand_api::v1 as wire;
 pub use evenhand_core::Refusal;
 pub use evenhand_core::refusal::Kind;
-pub use worker::{Commands, Failure, Run, Worker, WorkerError, say_dead};
+pub use worker::{Commands, Failure, Handlers, Run, Worker, WorkerError, say_dead};
 
-/// Where a server is, if nobody says: the environment's `EVENHAND_SERVER`, or this machine.
+/// Where a server is, if nobody says: this machine.
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";
+
+/// Where the server is: what the environment says in `EVENHAND_SERVER`, or [`DEFAULT_SERVER`].
+pub fn server() -> String {
+    std::env::var("EVENHAND_SERVER").unwrap_or_else(|_| DEFAULT_SERVER.into())
+}
