@@ -37,7 +37,9 @@ mod client;
 pub mod guardian;
 mod worker;
 
-pub use client::{Client, Enqueued, NewTask, Task, TaskState, Watch};
+pub use client::{
+    Batcher, Batching, Client, Enqueued, Filter, Listing, NewTask, Payload, Receipt, Task, TaskState, Watch,
+};
 pub use evenhand_api::v1 as wire;
 pub use evenhand_core::Refusal;
 pub use evenhand_core::refusal::Kind;
