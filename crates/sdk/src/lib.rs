@@ -33,6 +33,7 @@
 //! In reading order: `client`; `worker` (what users see), `worker::runtime` (the loop around the pure worker of
 //! `evenhand-core`), `worker::handlers` and `worker::commands` (the two ways to run a task); [`guardian`].
 
+pub mod blocking;
 mod client;
 pub mod guardian;
 mod worker;
