@@ -30,12 +30,20 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Without async, use [`blocking::Client`]. To test handlers without a server, use [`testing::TestWorker`]. Programs
+//! that run are in `crates/sdk/examples`, and `docs/sdk.md` leads through them.
+//!
+//! Errors are values: a [`Refusal`] says what to do about it ([`Kind`]), which field was wrong, and a sentence for
+//! people.
+//!
 //! In reading order: `client`; `worker` (what users see), `worker::runtime` (the loop around the pure worker of
-//! `evenhand-core`), `worker::handlers` and `worker::commands` (the two ways to run a task); [`guardian`].
+//! `evenhand-core`), `worker::handlers` and `worker::commands` (the two ways to run a task); [`guardian`];
+//! [`blocking`] and [`testing`].
 
 pub mod blocking;
 mod client;
 pub mod guardian;
+pub mod testing;
 mod worker;
 
 pub use client::{
