@@ -1,6 +1,11 @@
 //! The test kit does to a handler what a worker does.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
+/// The tests that the example shows are run with these.
+#[path = "../examples/testing.rs"]
+#[expect(dead_code, reason = "it is a program, and its main is run by other tests")]
+mod example;
+
 use std::time::Duration;
 
 use evenhand::testing::{Outcome, TestWorker};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use evenhand_api::v1::client_client::ClientClient;
-use evenhand_api::{MESSAGE_BYTES, errors, v1};
+use evenhand_api::{MESSAGE_BYTES, convert, errors, v1};
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Refusal, bounds};
 use prost::Message;
@@ -138,11 +138,16 @@ impl Client {
 
     /// Waits until a task has ended, and says how. A server that is restarted meanwhile does not matter.
     pub async fn wait(&self, id: &str) -> Result<Task, Refusal> {
-        self.watch(id).await?.end().await
+        match self.watch(id).await?.end().await? {
+            Some(task) => Ok(task),
+            None => self.get(id).await,
+        }
     }
 
     /// Everything that happens to a task, from how it stands now to its end.
     pub async fn watch(&self, id: &str) -> Result<Watch, Refusal> {
+        // Without an id it would be a watch of all.
+        convert::parse_task_id(id)?;
         self.watch_from(v1::WatchRequest { id: id.into(), ..v1::WatchRequest::default() }).await
     }
 
@@ -310,8 +315,10 @@ fn silent(within: Duration) -> Refusal {
 /// What a server or the way to it said.
 fn passing(status: &Status) -> Refusal {
     let refusal = errors::refusal(status);
-    if refusal.kind == Kind::Unavailable && status.details().is_empty() {
-        let why = std::error::Error::source(status).map_or_else(|| status.message().into(), root);
+    let source = std::error::Error::source(status);
+    // What the server itself says has details. Without them, and with a cause, the connection broke.
+    if status.details().is_empty() && (refusal.kind == Kind::Unavailable || source.is_some()) {
+        let why = source.map_or_else(|| status.message().into(), root);
         return Refusal::new(Kind::Unavailable, "", format!("the server cannot be reached: {why}"));
     }
     refusal

@@ -83,16 +83,16 @@ impl Watch {
         }
     }
 
-    /// Waits for the task's end.
-    pub(super) async fn end(mut self) -> Result<Task, Refusal> {
+    /// Waits until the task has ended; of many, until one has. None: the end was told before.
+    pub async fn end(mut self) -> Result<Option<Task>, Refusal> {
         while let Some(event) = self.next().await? {
             if let Some(v1::task_event::Event::Task(task)) = event.event
                 && is_over(&task)
             {
-                return Ok(task);
+                return Ok(Some(task));
             }
         }
-        self.client.get(&self.request.id).await
+        Ok(None)
     }
 
     fn see(&mut self, event: &v1::TaskEvent) {

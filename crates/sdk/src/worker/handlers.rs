@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::runtime::{Happening, RunKey, cut};
 
-/// Why a run failed.
+/// Why a run failed. Errors of the standard kind become one with `?`; for others there is `.map_err(Failure::retry)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Another try may help.
@@ -34,6 +34,15 @@ impl Failure {
     /// Another try would fail too.
     pub fn for_good(why: impl ToString) -> Failure {
         Failure::ForGood(why.to_string())
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Retry(why) => write!(f, "{why}; to be tried again"),
+            Failure::ForGood(why) => write!(f, "{why}; for good"),
+        }
     }
 }
 

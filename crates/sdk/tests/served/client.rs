@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use evenhand::wire::task_event::Event;
 use evenhand::{Batching, Client, Failure, Filter, Kind, NewTask, TaskState, blocking, wire};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 
 use crate::support::Home;
 
@@ -170,6 +172,67 @@ async fn a_watch_outlives_the_server_and_says_that_it_missed_something() {
     assert_eq!(home.client.wait(&id).await.unwrap(), task, "also when it has ended before");
     drop(all);
     home.end(worker).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_is_made_again() {
+    let home = Home::new().await;
+    let line = Line::to(home.url.strip_prefix("http://").unwrap()).await;
+    let client = Client::new(&line.url).unwrap();
+    let id = client.enqueue("q", NewTask::new("x")).await.unwrap();
+    let mut watch = client.watch(&id).await.unwrap();
+    assert!(matches!(watch.next().await.unwrap().unwrap().event, Some(Event::Task(_))));
+    line.cut().await;
+    assert_eq!(client.get(&id).await.unwrap().state(), TaskState::Queued);
+    assert!(watch.next().await.unwrap().is_some(), "how it stands, or what was missed");
+    client.cancel(&id).await.unwrap();
+    let mut last = None;
+    while let Some(event) = watch.next().await.unwrap() {
+        last = event.event;
+    }
+    let Some(Event::Task(task)) = last else { panic!("{last:?}") };
+    assert_eq!(task.state(), TaskState::Canceled);
+    assert_eq!(client.watch("").await.unwrap_err().field, "id", "nothing is not everything");
+    home.stop().await;
+}
+
+/// A way to a server that can be cut.
+struct Line {
+    url: String,
+    cut: mpsc::Sender<oneshot::Sender<()>>,
+}
+
+impl Line {
+    async fn to(server: &str) -> Line {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (cut, mut cuts) = mpsc::channel::<oneshot::Sender<()>>(1);
+        let server = server.to_string();
+        tokio::spawn(async move {
+            let mut lines = JoinSet::new();
+            loop {
+                tokio::select! {
+                    Ok((mut near, _)) = listener.accept() => {
+                        let mut far = TcpStream::connect(&server).await.unwrap();
+                        lines.spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+                    }
+                    cut = cuts.recv() => {
+                        lines.shutdown().await;
+                        let Some(done) = cut else { return };
+                        done.send(()).unwrap();
+                    }
+                }
+            }
+        });
+        Line { url, cut }
+    }
+
+    /// Cuts all connections there are.
+    async fn cut(&self) {
+        let (done, is_done) = oneshot::channel();
+        self.cut.send(done).await.unwrap();
+        is_done.await.unwrap();
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use evenhand::{NewTask, TaskState};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 
@@ -61,6 +62,29 @@ async fn blocking_needs_no_runtime() {
     let text = printed(&mut command(&home, "blocking")).await;
     let each = |name: &str| format!("{name}, text/plain\nCanceled\n");
     assert_eq!(text, ["one", "two", "three"].map(each).concat());
+    home.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_a_worker_at_once_and_its_task_waits_again() {
+    let home = Home::new().await;
+    let worker = command(&home, "testing").spawn().unwrap();
+    let id = home.client.enqueue("wait", NewTask::default()).await.unwrap();
+    let state = async || home.client.get(&id).await.unwrap().state();
+    while state().await != TaskState::Running {
+        tokio::task::yield_now().await;
+    }
+    let pid = Pid::from_raw(worker.id().unwrap() as i32).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    while home.client.workers().await.unwrap().iter().any(|worker| worker.health != "draining") {
+        tokio::task::yield_now().await;
+    }
+    kill_process(pid, Signal::INT).unwrap();
+    let ended = worker.wait_with_output().await.unwrap();
+    assert!(!ended.status.success());
+    while state().await != TaskState::Queued {
+        tokio::task::yield_now().await;
+    }
     home.stop().await;
 }
 
