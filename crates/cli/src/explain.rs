@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use evenhand::{Client, Kind, Refusal, wire};
+use evenhand::{Client, Kind, Refusal};
 use evenhand_api::rest::{QueueKey, Shard, State, Status, Task, Worker};
 use serde::Serialize;
 
@@ -79,8 +79,7 @@ async fn look(client: &Client, id: &str) -> Result<Known, Refusal> {
     let serves = |worker: &Worker| worker.queues.iter().any(|served| served.queue == known.task.queue);
     let workers = client.workers().await?.into_iter().map(Worker::from);
     known.workers = workers.filter(serves).collect();
-    let request = wire::QueueRequest { name: known.task.queue.clone(), keys: Some(1_000) };
-    known.key = match client.queue(request).await {
+    known.key = match client.queue(&known.task.queue, 1_000).await {
         Ok(queue) => queue.keys.into_iter().map(QueueKey::from).find(|key| key.key == known.task.key),
         // Its last task has ended since.
         Err(refusal) if refusal.kind == Kind::NotFound => None,

@@ -18,8 +18,6 @@ use crate::{Done, Failure, show};
 const TICK: Duration = Duration::from_secs(1);
 /// How long a server may be away from somebody who watches.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between the end of a stream and the next try.
-const PAUSE: Duration = Duration::from_millis(200);
 /// What a shell says of a command that was ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -79,41 +77,10 @@ struct Named {
     told: rest::Event,
 }
 
-/// Events, from one connection after the other.
-struct Events<'a> {
-    client: &'a Client,
-    request: wire::WatchRequest,
-    watch: Option<evenhand::Watch>,
-    patience: Option<Duration>,
-}
-
-impl Events<'_> {
-    /// The next event, or that the way to the server is broken: the next call tries to mend it.
-    async fn next(&mut self) -> Result<Option<wire::TaskEvent>, Refusal> {
-        let mut watch = match self.watch.take() {
-            Some(watch) => watch,
-            None => {
-                let mut client = self.client.clone();
-                if let Some(patience) = self.patience.replace(PATIENCE) {
-                    tokio::time::sleep(PAUSE).await;
-                    client = client.patience(patience);
-                }
-                client.watch_all(self.request.clone()).await?
-            }
-        };
-        match watch.next().await {
-            Ok(Some(event)) => {
-                if !event.id.is_empty() {
-                    self.request.after.clone_from(&event.id);
-                }
-                self.watch = Some(watch);
-                Ok(Some(event))
-            }
-            Ok(None) => Ok(None),
-            Err(refusal) if refusal.kind == Kind::Unavailable => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
-    }
+/// Events, also of a server that is restarted meanwhile. Whether it is there at all is found out sooner.
+async fn events(client: &Client, request: wire::WatchRequest) -> Result<evenhand::Watch, Refusal> {
+    client.status().await?;
+    client.clone().patience(PATIENCE).watch_from(request).await
 }
 
 /// One task, until it has ended.
@@ -138,28 +105,16 @@ impl<'a> Follow<'a> {
     /// How it ended.
     pub(crate) async fn until_it_ends(mut self) -> Result<evenhand::Task, Failure> {
         let request = wire::WatchRequest { id: self.id.into(), ..wire::WatchRequest::default() };
-        let (client, live) = (self.client, self.live.on);
-        let (events, mut told) = tokio::sync::mpsc::channel(64);
-        // Read on its own: a look in between must not tear an event.
-        let reading = async move {
-            let mut source = Events { client, request, watch: None, patience: None };
-            loop {
-                let next = source.next().await;
-                let failed = next.is_err();
-                if events.send(next).await.is_err() || failed {
-                    return;
-                }
-            }
-        };
-        let mut reading = std::pin::pin!(reading);
+        let mut events = events(self.client, request).await?;
+        let live = self.live.on;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
         loop {
             tokio::select! {
                 biased;
-                event = told.recv() => match event {
-                    Some(Ok(Some(event))) => {
+                event = events.next() => match event {
+                    Ok(Some(event)) => {
                         let over = ended(&event);
                         self.on_event(event)?;
                         if let Some(task) = over {
@@ -167,14 +122,12 @@ impl<'a> Follow<'a> {
                             return Ok(task);
                         }
                     }
-                    Some(Ok(None)) => self.live.draw(&[("the server cannot be reached; trying again".into(), Look::Waits)])?,
-                    Some(Err(refusal)) => {
+                    Ok(None) => return Err(Failure::new("the stream of events has ended")),
+                    Err(refusal) => {
                         self.live.clear()?;
                         return Err(refusal.into());
                     }
-                    None => return Err(Failure::new("the stream of events has ended")),
                 },
-                () = &mut reading => {}
                 _ = &mut interrupted => {
                     self.live.clear()?;
                     let goes_on = match self.shown {
@@ -214,13 +167,14 @@ impl<'a> Follow<'a> {
         self.draw()
     }
 
-    /// A task that waits moves up without an event.
+    /// A task that waits moves up without an event; and a server may go without one.
     async fn on_tick(&mut self) -> Result<(), Failure> {
-        if self.task.as_ref().is_some_and(|task| task.state == rest::State::Queued)
-            && let Ok(task) = self.client.clone().patience(Duration::ZERO).get(self.id).await
-            && rest::State::of(&task) == rest::State::Queued
-        {
-            self.task = Some(task.into());
+        match self.client.clone().patience(Duration::ZERO).get(self.id).await {
+            Ok(task) if rest::State::of(&task) == rest::State::Queued => self.task = Some(task.into()),
+            Err(refusal) if refusal.kind == Kind::Unavailable => {
+                return self.live.draw(&[("the server cannot be reached; trying again".into(), Look::Waits)]);
+            }
+            Ok(_) | Err(_) => {}
         }
         self.draw()
     }
@@ -249,9 +203,8 @@ fn ended(event: &wire::TaskEvent) -> Option<evenhand::Task> {
 }
 
 async fn watch_many(client: &Client, request: wire::WatchRequest, shown: Shown) -> Result<(), Failure> {
-    let mut events = Events { client, request, watch: None, patience: None };
-    loop {
-        let Some(event) = events.next().await? else { continue };
+    let mut events = events(client, request).await?;
+    while let Some(event) = events.next().await? {
         let (name, told) = rest::Event::named(event);
         match shown {
             Shown::Nothing => {}
@@ -259,6 +212,7 @@ async fn watch_many(client: &Client, request: wire::WatchRequest, shown: Shown) 
             Shown::Text(stream) => stream.print(show::event_of_many(&told, name, stream.paint()) + "\n")?,
         }
     }
+    Ok(())
 }
 
 /// A line at the end of what is shown that is replaced in place.

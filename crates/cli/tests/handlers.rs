@@ -151,7 +151,7 @@ async fn a_handler_is_told_of_a_cancel_and_is_dropped_at_its_deadline() {
     let home = Home::new().await;
     let running = Arc::new(Notify::new());
     let begun = running.clone();
-    let worker = home.worker().handle("q", move |wait_for_cancel: bool, mut run| {
+    let worker = home.worker().handle("q", move |wait_for_cancel: bool, run: evenhand::Run| {
         let begun = begun.clone();
         async move {
             begun.notify_one();

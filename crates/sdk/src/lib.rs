@@ -30,18 +30,34 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Without async, use [`blocking::Client`]. To test handlers without a server, use [`testing::TestWorker`]. Programs
+//! that run are in `crates/sdk/examples`, and `docs/sdk.md` leads through them.
+//!
+//! Errors are values: a [`Refusal`] says what to do about it ([`Kind`]), which field was wrong, and a sentence for
+//! people.
+//!
 //! In reading order: `client`; `worker` (what users see), `worker::runtime` (the loop around the pure worker of
-//! `evenhand-core`), `worker::handlers` and `worker::commands` (the two ways to run a task); [`guardian`].
+//! `evenhand-core`), `worker::handlers` and `worker::commands` (the two ways to run a task); [`guardian`];
+//! [`blocking`] and [`testing`].
 
+pub mod blocking;
 mod client;
 pub mod guardian;
+pub mod testing;
 mod worker;
 
-pub use client::{Client, Enqueued, NewTask, Task, TaskState, Watch};
+pub use client::{
+    Batcher, Batching, Client, Enqueued, Filter, Listing, NewTask, Payload, Receipt, Task, TaskState, Watch,
+};
 pub use evenhand_api::v1 as wire;
 pub use evenhand_core::Refusal;
 pub use evenhand_core::refusal::Kind;
-pub use worker::{Commands, Failure, Run, Worker, WorkerError, say_dead};
+pub use worker::{Commands, Failure, Handlers, Run, Worker, WorkerError, say_dead};
 
-/// Where a server is, if nobody says: the environment's `EVENHAND_SERVER`, or this machine.
+/// Where a server is, if nobody says: this machine.
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";
+
+/// Where the server is: what the environment says in `EVENHAND_SERVER`, or [`DEFAULT_SERVER`].
+pub fn server() -> String {
+    std::env::var("EVENHAND_SERVER").unwrap_or_else(|_| DEFAULT_SERVER.into())
+}

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args as ClapArgs;
 use crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use crossterm::{cursor, execute, queue, style, terminal};
-use evenhand::{Client, Kind, Refusal, wire};
+use evenhand::{Client, Kind, Refusal};
 use evenhand_api::rest::{Queue, QueueDetail, Status, Worker};
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
@@ -120,10 +120,7 @@ impl Looker {
         let is_there = |name: &&str| queues.iter().any(|queue| queue.queue == *name);
         let name = chosen.filter(is_there).or_else(|| busiest().map(|queue| queue.queue.as_str()));
         let queue = match name {
-            Some(name) => {
-                let request = wire::QueueRequest { name: name.into(), keys: Some(KEYS) };
-                Some(QueueDetail::from(self.client.queue(request).await?))
-            }
+            Some(name) => Some(QueueDetail::from(self.client.queue(name, KEYS).await?)),
             None => None,
         };
         let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;

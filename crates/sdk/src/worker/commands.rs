@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -11,6 +12,8 @@ use evenhand_api::{RESULT_BYTES, convert};
 use evenhand_core::life::End;
 use tokio::sync::{mpsc, watch};
 
+use super::drain::Drain;
+use super::handlers::Board;
 use super::runtime::{Happening, Job, RunKey, Runner, Runtime};
 use super::{Offer, WorkerError};
 use crate::guardian::{
@@ -123,7 +126,8 @@ impl Commands {
         // The next life is in the same seat, which proves that this one is over.
         *seat = guardian::Seat::Named(instance.seat.clone());
         let runner = Runs::begin(guardian, events, self.command.clone(), self.offer.grace);
-        Runtime::new(&self.server, &self.offer, instance, runner)?.run(self.drain.clone()).await
+        let drain = Drain::new(self.drain.clone(), false)?;
+        Runtime::new(&self.server, &self.offer, instance, runner)?.run(drain).await
     }
 }
 
@@ -144,6 +148,8 @@ struct Runs {
     orders: mpsc::UnboundedSender<Order>,
     happening: mpsc::Receiver<Happening>,
     working: tokio::task::JoinHandle<()>,
+    /// Commands have no way to say how far they are.
+    board: Arc<Board>,
 }
 
 impl Runs {
@@ -165,7 +171,7 @@ impl Runs {
             by_run: HashMap::new(),
         };
         let working = tokio::spawn(errand.run(guardian, events, ordered));
-        Runs { orders, happening, working }
+        Runs { orders, happening, working, board: Arc::default() }
     }
 
     fn order(&self, order: Order) {
@@ -197,6 +203,10 @@ impl Runner for Runs {
 
     fn happenings(&mut self) -> &mut mpsc::Receiver<Happening> {
         &mut self.happening
+    }
+
+    fn board(&self) -> Arc<Board> {
+        self.board.clone()
     }
 
     async fn end(self) {
@@ -305,6 +315,9 @@ impl Errand {
         set("EVENHAND_KEY", job.key);
         set("EVENHAND_ATTEMPT", job.attempt.to_string());
         set("EVENHAND_FENCE", convert::fence_text(job.run.1));
+        if !job.content_type.is_empty() {
+            set("EVENHAND_CONTENT_TYPE", job.content_type);
+        }
         let timed = job.max_duration_ms > 0;
         if timed {
             let wall =

@@ -1,41 +1,22 @@
-//! Tasks that are run in this process, by handlers: async functions, typed by serde, whose results and failures
-//! are values.
-//!
-//! The process is its own guardian here. A handler goes on only inside the lease: before each of its steps the
-//! time is looked at, and past the lease it is dropped where it waits. What does not wait (a loop without an
-//! await) cannot be dropped; for that a thread watches the lease, and kills the process.
+//! Handlers: async functions, typed by serde, whose results and failures are values. What runs them is
+//! `in_process`.
 
-use std::any::Any;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
-use evenhand_api::convert;
+use evenhand_api::{RESULT_BYTES, convert, v1};
 use evenhand_core::life::End;
-use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, mpsc, watch};
-use tracing::error;
+use tokio::time::Instant;
 
-use super::runtime::{Happening, Job, RunKey, Runner};
-use super::{Offer, WorkerError};
-use crate::guardian::{Instance, SeatLock, boottime_ms};
+use super::runtime::{Happening, RunKey, cut};
 
-/// Things that may wait to be told to the server.
-const HAPPENINGS: usize = 4_096;
-/// How long a seat that was just left may take to be free.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
-/// How often the lease is looked at, and how much later than its end the process is killed.
-const LOOK: Duration = Duration::from_millis(20);
-const TOO_LATE_MS: u64 = 40;
-
-/// Why a run failed.
+/// Why a run failed. Errors of the standard kind become one with `?`; for others there is `.map_err(Failure::retry)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Another try may help.
@@ -56,6 +37,15 @@ impl Failure {
     }
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Retry(why) => write!(f, "{why}; to be tried again"),
+            Failure::ForGood(why) => write!(f, "{why}; for good"),
+        }
+    }
+}
+
 impl<E: std::error::Error> From<E> for Failure {
     /// With `?`, an error means that another try may help.
     fn from(error: E) -> Failure {
@@ -66,24 +56,28 @@ impl<E: std::error::Error> From<E> for Failure {
 /// What a handler knows of its run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    task_id: String,
-    key: String,
-    attempt: u32,
-    run: RunKey,
-    happenings: mpsc::Sender<Happening>,
-    told: watch::Receiver<Told>,
+    pub(super) task_id: String,
+    pub(super) queue: Arc<str>,
+    pub(super) key: String,
+    pub(super) attempt: u32,
+    pub(super) content_type: String,
+    pub(super) run: RunKey,
+    pub(super) began: Instant,
+    pub(super) happenings: mpsc::Sender<Happening>,
+    pub(super) board: Arc<Board>,
+    pub(super) told: watch::Receiver<Told>,
 }
 
 /// What a run is told.
 #[derive(Clone, Copy, Debug)]
-struct Told {
-    order: Order,
+pub(super) struct Told {
+    pub(super) order: Order,
     /// How long it may take; 0: as long as it likes.
-    max_duration_ms: u64,
+    pub(super) max_duration_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+pub(super) enum Order {
     Go,
     /// End, with grace.
     Stop,
@@ -97,7 +91,12 @@ impl Run {
         &self.task_id
     }
 
-    /// Whom it is charged to.
+    /// Its queue.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Whom it is charged to. Empty: nobody was named.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -107,6 +106,17 @@ impl Run {
         self.attempt
     }
 
+    /// What the payload is, as whoever submitted it said: `application/json`. Empty: nobody said.
+    pub fn content_type(&self) -> &str {
+        &self.content_type
+    }
+
+    /// When it is stopped, if the task may take only so long.
+    pub fn deadline(&self) -> Option<std::time::Instant> {
+        let Told { max_duration_ms, .. } = *self.told.borrow();
+        (max_duration_ms > 0).then(|| self.began.into_std() + Duration::from_millis(max_duration_ms))
+    }
+
     /// A later run of the task has a greater one: compare it at your own resources.
     pub fn fence(&self) -> String {
         convert::fence_text(self.run.1)
@@ -114,22 +124,158 @@ impl Run {
 
     /// Says a line to whoever watches the task. Left out if too many are on their way.
     pub fn output(&self, line: impl Into<String>) {
-        drop(self.happenings.try_send(Happening::Output { run: self.run, line: line.into() }));
+        let line = cut(line.into());
+        drop(self.happenings.try_send(Happening::Output { run: self.run, line }));
+    }
+
+    /// Says how far it is: a fraction from 0 to 1, if it is known, and a few words. Never waits: when it is said more
+    /// often than it can be told, the last one counts.
+    ///
+    /// ```
+    /// # fn example(run: evenhand::Run) {
+    /// run.progress(0.25, "page 5 of 20");
+    /// run.progress(None, "looking for pages");
+    /// # }
+    /// ```
+    pub fn progress(&self, fraction: impl Into<Option<f64>>, message: impl Into<String>) {
+        let said = v1::Progress { fraction: fraction.into(), message: message.into() };
+        self.board.say(self.run, convert::progress(said));
+    }
+
+    /// Whether the task was canceled: end what you do. After a grace the handler is dropped.
+    pub fn is_canceled(&self) -> bool {
+        self.told.borrow().order != Order::Go
     }
 
     /// Returns when the task was canceled: end what you do. After a grace the handler is dropped.
-    pub async fn canceled(&mut self) {
-        if self.told.wait_for(|told| told.order != Order::Go).await.is_err() {
+    pub async fn canceled(&self) {
+        if self.told.clone().wait_for(|told| told.order != Order::Go).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 }
 
-type Handling = Pin<Box<dyn Future<Output = (End, Bytes, String)> + Send>>;
+/// What runs said of how far they are, until it is told.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    /// Keeps all that was said, and not only the last of each run. For tests.
+    keeps_all: bool,
+    said: Mutex<HashMap<RunKey, Vec<v1::Progress>>>,
+    news: Notify,
+}
+
+impl Board {
+    pub(super) fn keeping_all() -> Board {
+        Board { keeps_all: true, ..Board::default() }
+    }
+
+    fn say(&self, run: RunKey, progress: v1::Progress) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_run = said.entry(run).or_default();
+        if !self.keeps_all {
+            of_run.clear();
+        }
+        of_run.push(progress);
+        drop(said);
+        self.news.notify_one();
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// All that has not been taken.
+    pub(crate) fn take(&self) -> Vec<(RunKey, v1::Progress)> {
+        let said = std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner));
+        let flat = said.into_iter().flat_map(|(run, all)| all.into_iter().map(move |one| (run, one)));
+        flat.collect()
+    }
+
+    /// Returns when something was said since the last time.
+    pub(crate) async fn said(&self) {
+        self.news.notified().await;
+    }
+}
+
+/// Which queues are served, and by what. A [`super::Worker`] has one; made by itself, the same one can be given to a
+/// worker and to the [test kit](crate::testing).
+///
+/// ```
+/// use evenhand::{Failure, Handlers, Run};
+///
+/// async fn double(number: u64, _: Run) -> Result<u64, Failure> {
+///     number.checked_mul(2).ok_or_else(|| Failure::for_good("that is too much"))
+/// }
+///
+/// let handlers = Handlers::new().handle("double", double);
+/// ```
+#[derive(Clone, Default)]
+pub struct Handlers {
+    /// With their weights in thousandths, as they were named.
+    pub(super) queues: Vec<(String, u32)>,
+    by_queue: HashMap<String, Handler>,
+}
+
+impl Handlers {
+    /// None yet.
+    pub fn new() -> Handlers {
+        Handlers::default()
+    }
+
+    /// Serves a queue with this handler.
+    pub fn handle<T, R, H, F>(self, queue: &str, handler: H) -> Handlers
+    where
+        T: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        H: Fn(T, Run) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        self.handle_weighted(queue, 1_000, handler)
+    }
+
+    /// The same, with this share of the worker's slots, in thousandths.
+    pub fn handle_weighted<T, R, H, F>(self, queue: &str, weight_thousandths: u32, handler: H) -> Handlers
+    where
+        T: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        H: Fn(T, Run) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        self.serve(queue, weight_thousandths, typed(handler))
+    }
+
+    /// Serves a queue with a handler of plain bytes.
+    pub fn handle_bytes<R, H, F>(self, queue: &str, handler: H) -> Handlers
+    where
+        R: Into<Bytes> + Send + 'static,
+        H: Fn(Bytes, Run) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, Failure>> + Send + 'static,
+    {
+        self.serve(queue, 1_000, plain(handler))
+    }
+
+    fn serve(mut self, queue: &str, weight_thousandths: u32, handler: Handler) -> Handlers {
+        self.queues.push((queue.into(), weight_thousandths));
+        self.by_queue.insert(queue.into(), handler);
+        self
+    }
+
+    pub(super) fn of(&self, queue: &str) -> Option<Handler> {
+        self.by_queue.get(queue).cloned()
+    }
+}
+
+impl std::fmt::Debug for Handlers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handlers").field("queues", &self.queues).finish_non_exhaustive()
+    }
+}
+
+pub(super) type Handling = Pin<Box<dyn Future<Output = (End, Bytes, String)> + Send>>;
 pub(super) type Handler = Arc<dyn Fn(Bytes, Run) -> Handling + Send + Sync>;
 
 /// A handler of bytes, made of one of values.
-pub(super) fn typed<T, R, H, F>(handler: H) -> Handler
+fn typed<T, R, H, F>(handler: H) -> Handler
 where
     T: DeserializeOwned + Send + 'static,
     R: Serialize + Send + 'static,
@@ -158,15 +304,16 @@ where
 }
 
 /// A handler of bytes.
-pub(super) fn plain<R, H, F>(handler: H) -> Handler
+fn plain<R, H, F>(handler: H) -> Handler
 where
     R: Into<Bytes> + Send + 'static,
     H: Fn(Bytes, Run) -> F + Send + Sync + 'static,
     F: Future<Output = Result<R, Failure>> + Send + 'static,
 {
+    let handler = Arc::new(handler);
     Arc::new(move |payload: Bytes, run: Run| {
-        let handling = handler(payload, run);
-        Box::pin(async move { ended(handling.await, |result: R| Ok(result.into())) })
+        let handler = handler.clone();
+        Box::pin(async move { ended(handler(payload, run).await, |result: R| Ok(result.into())) })
     })
 }
 
@@ -176,231 +323,16 @@ fn ended<R>(
     bytes: impl FnOnce(R) -> Result<Bytes, String>,
 ) -> (End, Bytes, String) {
     match said.map(bytes) {
-        Ok(Ok(result)) => (End::Succeeded, result, String::new()),
-        Ok(Err(why)) | Err(Failure::ForGood(why)) => (End::FailedForGood, Bytes::new(), why),
-        Err(Failure::Retry(why)) => (End::Failed, Bytes::new(), why),
-    }
-}
-
-/// What the handlers, their lease and its watch share. The seat is free when the last of them is gone.
-#[derive(Debug)]
-struct Shared {
-    _seat: SeatLock,
-    ended: Notify,
-    /// In milliseconds since boot; 0: there is none.
-    lease_ms: AtomicU64,
-    alive: AtomicUsize,
-}
-
-impl Shared {
-    fn is_over(&self, late_ms: u64) -> bool {
-        boottime_ms() >= self.lease_ms.load(Ordering::Relaxed).saturating_add(late_ms)
-    }
-}
-
-/// Runs handlers.
-pub(super) struct Handlers {
-    handlers: HashMap<String, Handler>,
-    shared: Arc<Shared>,
-    told: HashMap<RunKey, watch::Sender<Told>>,
-    happenings: mpsc::Sender<Happening>,
-    happening: mpsc::Receiver<Happening>,
-    grace: Duration,
-}
-
-impl Handlers {
-    /// Takes the seat and begins a life.
-    pub(super) fn begin(
-        offer: &Offer,
-        handlers: HashMap<String, Handler>,
-    ) -> Result<(Handlers, Instance), WorkerError> {
-        let (seat, instance) = SeatLock::begin(&offer.seat_dir(), &offer.seat()?, LOCK_WAIT)?;
-        let shared = Arc::new(Shared {
-            _seat: seat,
-            ended: Notify::new(),
-            lease_ms: AtomicU64::new(0),
-            alive: AtomicUsize::new(0),
-        });
-        let watched = Arc::downgrade(&shared);
-        let watch = move || {
-            while let Some(shared) = watched.upgrade() {
-                if shared.alive.load(Ordering::Relaxed) > 0 && shared.is_over(TOO_LATE_MS) {
-                    error!("the lease is over and a handler does not end: this process is killed");
-                    // By the kernel: nothing in this process may stand in the way.
-                    let _ = kill_process(getpid(), Signal::KILL);
-                }
-                drop(shared);
-                std::thread::sleep(LOOK);
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("lease".into()).spawn(watch) {
-            return Err(
-                crate::guardian::GuardianError::Setup(format!("no thread for the lease: {error}")).into()
+        // A part of a result is worse than none.
+        Ok(Ok(result)) if result.len() > RESULT_BYTES => {
+            let is = result.len();
+            let why = format!(
+                "the result has {is} bytes; at most {RESULT_BYTES} are kept: store it elsewhere and return its address"
             );
+            (End::FailedForGood, Bytes::new(), why)
         }
-        let (happenings, happening) = mpsc::channel(HAPPENINGS);
-        let grace = offer.grace;
-        Ok((Handlers { handlers, shared, told: HashMap::new(), happenings, happening, grace }, instance))
-    }
-}
-
-impl Handlers {
-    fn tell(&self, run: RunKey, what: impl FnOnce(&mut Told)) {
-        if let Some(tell) = self.told.get(&run) {
-            tell.send_modify(what);
-        }
-    }
-}
-
-impl Drop for Handlers {
-    /// Whoever drops a worker wants nothing of it to go on.
-    fn drop(&mut self) {
-        self.kill_all();
-    }
-}
-
-impl Runner for Handlers {
-    fn start(&mut self, job: Job) {
-        let told = Told { order: Order::Go, max_duration_ms: job.max_duration_ms };
-        let (tell, told) = watch::channel(told);
-        let run = job.run;
-        // Those that have ended are cleared away now and then, not each time.
-        if self.told.len() > 2 * self.shared.alive.load(Ordering::Relaxed) + 64 {
-            self.told.retain(|_, tell| !tell.is_closed());
-        }
-        self.told.insert(run, tell);
-        let handler = self.handlers.get(&*job.queue).cloned();
-        let (shared, happenings, grace) = (self.shared.clone(), self.happenings.clone(), self.grace);
-        shared.alive.fetch_add(1, Ordering::Relaxed);
-        tokio::spawn(async move {
-            let ended = match handler {
-                Some(handler) => {
-                    let context = Run {
-                        task_id: job.task_id,
-                        key: job.key,
-                        attempt: job.attempt,
-                        run,
-                        happenings: happenings.clone(),
-                        told: told.clone(),
-                    };
-                    let handling =
-                        Guarded { handling: handler(job.payload, context), shared: shared.clone() };
-                    bounded(handling, told, grace).await
-                }
-                None => {
-                    let why = format!("no handler serves queue {}", job.queue);
-                    Some((End::Failed, Bytes::new(), why))
-                }
-            };
-            shared.alive.fetch_sub(1, Ordering::Relaxed);
-            shared.ended.notify_one();
-            let happening = match ended {
-                Some((end, result, error)) => {
-                    Happening::Ended { run, end: Some(end), result, error, lines_dropped: 0 }
-                }
-                None => Happening::Ended {
-                    run,
-                    end: None,
-                    result: Bytes::new(),
-                    error: String::new(),
-                    lines_dropped: 0,
-                },
-            };
-            drop(happenings.send(happening).await);
-        });
-    }
-
-    fn stop(&mut self, run: RunKey) {
-        self.tell(run, |told| told.order = Order::Stop);
-    }
-
-    fn deadline(&mut self, run: RunKey, max_duration_ms: u64) {
-        self.tell(run, |told| told.max_duration_ms = max_duration_ms);
-    }
-
-    fn kill_all(&mut self) {
-        // From now on; what does not end by itself is killed with the process a moment later.
-        self.shared.lease_ms.fetch_min(boottime_ms(), Ordering::Relaxed);
-        self.told.values().for_each(|tell| tell.send_modify(|told| told.order = Order::Kill));
-    }
-
-    fn lease(&mut self, until_ms: u64) {
-        self.shared.lease_ms.store(until_ms, Ordering::Relaxed);
-    }
-
-    fn happenings(&mut self) -> &mut mpsc::Receiver<Happening> {
-        &mut self.happening
-    }
-
-    async fn end(mut self) {
-        self.kill_all();
-        while self.shared.alive.load(Ordering::Relaxed) > 0 {
-            self.shared.ended.notified().await;
-        }
-    }
-}
-
-/// A handler at work, inside the lease only.
-struct Guarded {
-    handling: Handling,
-    shared: Arc<Shared>,
-}
-
-impl Future for Guarded {
-    type Output = Option<(End, Bytes, String)>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.shared.is_over(0) {
-            return Poll::Ready(None);
-        }
-        // A panic is the handler's, and ends its run alone.
-        match catch_unwind(AssertUnwindSafe(|| self.handling.as_mut().poll(context))) {
-            Ok(polled) => polled.map(Some),
-            Err(panic) => Poll::Ready(Some((End::Failed, Bytes::new(), panic_text(&*panic)))),
-        }
-    }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
-    format!("the handler stopped with a panic: {text}")
-}
-
-/// Waits for a handler's end, and makes it end at its deadline, when it was stopped, and when it is to be killed:
-/// dropped where it waits, nothing of it is left.
-async fn bounded(
-    mut handling: Guarded,
-    mut told: watch::Receiver<Told>,
-    grace: Duration,
-) -> Option<(End, Bytes, String)> {
-    let began = Instant::now();
-    let mut stop_at = None;
-    loop {
-        let Told { order, max_duration_ms } = *told.borrow_and_update();
-        match order {
-            Order::Kill => return None,
-            Order::Stop => stop_at = stop_at.or(Some(Instant::now() + grace)),
-            Order::Go => {}
-        }
-        let late_at = (max_duration_ms > 0).then(|| began + Duration::from_millis(max_duration_ms));
-        let over = async {
-            match [late_at, stop_at].into_iter().flatten().min() {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            ended = &mut handling => return ended,
-            Ok(()) = told.changed() => {}
-            () = over => {
-                let why = match stop_at {
-                    Some(at) if late_at.is_none_or(|late| at <= late) => "it was canceled and did not end in time".into(),
-                    Some(_) | None => format!("it took longer than {max_duration_ms} ms"),
-                };
-                return Some((End::Failed, Bytes::new(), why));
-            }
-        }
+        Ok(Ok(result)) => (End::Succeeded, result, String::new()),
+        Ok(Err(why)) | Err(Failure::ForGood(why)) => (End::FailedForGood, Bytes::new(), cut(why)),
+        Err(Failure::Retry(why)) => (End::Failed, Bytes::new(), cut(why)),
     }
 }

@@ -1,10 +1,11 @@
 //! A worker as its users see it: which queues it serves, how many slots it offers, and what a task runs.
 
 mod commands;
+mod drain;
 mod handlers;
+mod in_process;
 mod runtime;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,8 +19,11 @@ use tokio::sync::watch;
 
 use crate::guardian::GuardianError;
 pub use commands::Commands;
-pub use handlers::{Failure, Run};
+use drain::Drain;
+pub use handlers::{Failure, Handlers, Run};
+pub(crate) use in_process::InProcess;
 pub use runtime::say_dead;
+pub(crate) use runtime::{Happening, Job, RunKey, Runner};
 
 /// Why a worker could not begin, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +44,41 @@ impl From<Refusal> for WorkerError {
 
 /// A worker that runs handlers in this process.
 ///
-/// A handler is an async function from a payload (JSON, by serde) and a [`Run`] to a result or a [`Failure`].
+/// A handler is an async function from a payload (JSON, by serde) and a [`Run`] to a result or a [`Failure`]. It ends
+/// when it returns; it is dropped where it waits when its time is over, some seconds after its task was canceled, and
+/// when the worker has lost its server for too long.
+///
+/// ```no_run
+/// use evenhand::{Failure, Run, Worker};
+///
+/// async fn resize(name: String, run: Run) -> Result<usize, Failure> {
+///     run.progress(None, "reading");
+///     let image = tokio::fs::read(&name).await?;     // an error here means: try again
+///     if image.is_empty() {
+///         return Err(Failure::for_good("there is no image"));
+///     }
+///     run.progress(0.5, "resizing");
+///     Ok(image.len() / 2)
+/// }
+///
+/// # async fn example() -> Result<(), evenhand::WorkerError> {
+/// Worker::new(&evenhand::server()).handle("resize", resize).drain_on_signals().run().await
+/// # }
+/// ```
+#[derive(Debug)]
 pub struct Worker {
     server: String,
     offer: Offer,
-    handlers: HashMap<String, handlers::Handler>,
+    handlers: Handlers,
     drain: Option<watch::Receiver<bool>>,
+    on_signals: bool,
+}
+
+impl From<Worker> for Handlers {
+    /// What the worker would have run: for the [test kit](crate::testing).
+    fn from(worker: Worker) -> Handlers {
+        worker.handlers
+    }
 }
 
 /// What every worker offers.
@@ -107,7 +140,8 @@ fn host_name() -> String {
 impl Worker {
     /// A worker of this server, with as many slots as the machine has cores.
     pub fn new(server: &str) -> Worker {
-        Worker { server: server.into(), offer: Offer::new(), handlers: HashMap::new(), drain: None }
+        let (offer, handlers) = (Offer::new(), Handlers::new());
+        Worker { server: server.into(), offer, handlers, drain: None, on_signals: false }
     }
 
     /// How many tasks it runs at once.
@@ -128,21 +162,51 @@ impl Worker {
         self
     }
 
-    /// Drains when this turns true: takes no more work, ends when what runs has ended.
+    /// How long a handler may go on after its task was canceled; 10 s if nobody says.
+    pub fn grace(mut self, grace: Duration) -> Worker {
+        self.offer.grace = grace;
+        self
+    }
+
+    /// Drains when this turns true: takes no more work, ends when what runs has ended and the server knows.
+    ///
+    /// ```
+    /// # use evenhand::{Failure, Worker};
+    /// let (drain, draining) = tokio::sync::watch::channel(false);
+    /// let worker = Worker::new(&evenhand::server())
+    ///     .handle("q", async |number: u64, _| Ok::<_, Failure>(number))
+    ///     .drain_on(draining);
+    /// // Later, when it is time to stop:
+    /// drain.send_replace(true);
+    /// ```
     pub fn drain_on(mut self, drain: watch::Receiver<bool>) -> Worker {
         self.drain = Some(drain);
         self
     }
 
+    /// Drains when the process gets SIGTERM or SIGINT (Ctrl-C). A second signal ends the worker at once: what runs is
+    /// dropped and will be run again, elsewhere or by the next worker.
+    pub fn drain_on_signals(mut self) -> Worker {
+        self.on_signals = true;
+        self
+    }
+
+    /// Serves what these handlers serve, and nothing else.
+    pub fn handlers(mut self, handlers: Handlers) -> Worker {
+        self.handlers = handlers;
+        self
+    }
+
     /// Serves a queue with this handler.
-    pub fn handle<T, R, H, F>(self, queue: &str, handler: H) -> Worker
+    pub fn handle<T, R, H, F>(mut self, queue: &str, handler: H) -> Worker
     where
         T: DeserializeOwned + Send + 'static,
         R: Serialize + Send + 'static,
         H: Fn(T, Run) -> F + Send + Sync + 'static,
         F: Future<Output = Result<R, Failure>> + Send + 'static,
     {
-        self.handle_weighted(queue, 1_000, handler)
+        self.handlers = self.handlers.handle(queue, handler);
+        self
     }
 
     /// The same, with this share of the worker's slots, in thousandths.
@@ -153,8 +217,7 @@ impl Worker {
         H: Fn(T, Run) -> F + Send + Sync + 'static,
         F: Future<Output = Result<R, Failure>> + Send + 'static,
     {
-        self.offer.queues.push((queue.into(), weight_thousandths));
-        self.handlers.insert(queue.into(), handlers::typed(handler));
+        self.handlers = self.handlers.handle_weighted(queue, weight_thousandths, handler);
         self
     }
 
@@ -165,14 +228,15 @@ impl Worker {
         H: Fn(Bytes, Run) -> F + Send + Sync + 'static,
         F: Future<Output = Result<R, Failure>> + Send + 'static,
     {
-        self.offer.queues.push((queue.into(), 1_000));
-        self.handlers.insert(queue.into(), handlers::plain(handler));
+        self.handlers = self.handlers.handle_bytes(queue, handler);
         self
     }
 
     /// Works until it is drained, or refused.
-    pub async fn run(self) -> Result<(), WorkerError> {
-        let (runner, instance) = handlers::Handlers::begin(&self.offer, self.handlers)?;
-        runtime::Runtime::new(&self.server, &self.offer, instance, runner)?.run(self.drain).await
+    pub async fn run(mut self) -> Result<(), WorkerError> {
+        self.offer.queues.clone_from(&self.handlers.queues);
+        let drain = Drain::new(self.drain, self.on_signals)?;
+        let (runner, instance) = InProcess::begin(&self.offer, self.handlers)?;
+        runtime::Runtime::new(&self.server, &self.offer, instance, runner)?.run(drain).await
     }
 }

@@ -14,12 +14,14 @@ use evenhand_core::life::End;
 use evenhand_core::names::{Epoch, Fence, Millis, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::refusal::Kind;
 use evenhand_core::worker::{self as core, Down, Effect, Exit, Input};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
+use super::drain::{Drain, Told};
+use super::handlers::Board;
 use super::{Offer, WorkerError};
 use crate::client::endpoint;
 use crate::guardian::{Instance, boottime_ms};
@@ -41,6 +43,8 @@ const SAY_DEAD_WITHIN: Duration = Duration::from_secs(3);
 const RESULTS: usize = 8 * 1024 * 1024;
 /// Lines of output that gather at most; more are counted.
 const LINES: usize = 4_096;
+/// Between two times that progress is told, unless a run ends.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Which run.
 pub(crate) type RunKey = (TaskId, Fence);
@@ -54,6 +58,8 @@ pub(crate) struct Job {
     pub(crate) key: String,
     pub(crate) attempt: u32,
     pub(crate) payload: Bytes,
+    /// Empty: nobody said.
+    pub(crate) content_type: String,
     /// How long it may take; 0: as long as it likes.
     pub(crate) max_duration_ms: u64,
 }
@@ -93,6 +99,8 @@ pub(crate) trait Runner {
     fn lease(&mut self, until_ms: u64);
     /// What happens.
     fn happenings(&mut self) -> &mut mpsc::Receiver<Happening>;
+    /// How far runs are, as far as they say.
+    fn board(&self) -> Arc<Board>;
     /// Frees the seat. Nothing runs any more.
     fn end(self) -> impl Future<Output = ()> + Send;
 }
@@ -121,6 +129,9 @@ pub(crate) struct Runtime<R> {
     ended: HashMap<RunKey, v1::Ended>,
     news: v1::News,
     lines: usize,
+    board: Arc<Board>,
+    /// When progress may be told again.
+    progress_at: Instant,
     /// The highest dispatch that was started or refused in this session.
     handled: u64,
     link: Option<Link>,
@@ -155,6 +166,8 @@ impl<R: Runner> Runtime<R> {
             seat,
             instance,
             core,
+            board: runner.board(),
+            progress_at: Instant::now(),
             runner,
             queues: HashMap::new(),
             runs: HashMap::new(),
@@ -175,7 +188,7 @@ impl<R: Runner> Runtime<R> {
     }
 
     /// Works until it is drained or refused.
-    pub(crate) async fn run(mut self, drain: Option<watch::Receiver<bool>>) -> Result<(), WorkerError> {
+    pub(super) async fn run(mut self, drain: Drain) -> Result<(), WorkerError> {
         info!(seat = %self.seat, life = self.instance.life, server = self.server, "the worker begins");
         let result = self.work(drain).await;
         let Runtime { runner, instance, server, .. } = self;
@@ -185,7 +198,7 @@ impl<R: Runner> Runtime<R> {
         result
     }
 
-    async fn work(&mut self, mut drain: Option<watch::Receiver<bool>>) -> Result<(), WorkerError> {
+    async fn work(&mut self, mut drain: Drain) -> Result<(), WorkerError> {
         let mut effects = Vec::new();
         let mut happenings = Vec::with_capacity(HAPPENINGS);
         let (to_connected, mut connected) = mpsc::channel::<Result<Link, Refusal>>(1);
@@ -210,6 +223,13 @@ impl<R: Runner> Runtime<R> {
                 let left = self.connect_at.saturating_duration_since(Instant::now());
                 sleep = sleep.min(left.as_millis() as u64 + 1);
             }
+            let board = self.board.clone();
+            let left = self.progress_at.saturating_duration_since(Instant::now());
+            // Whoever has just been told of progress is told again later.
+            let tells = self.link.is_some() && left.is_zero();
+            if self.link.is_some() && !tells && !board.is_empty() {
+                sleep = sleep.min(left.as_millis() as u64 + 1);
+            }
             let full = self.link.as_ref().filter(|_| has_news(&self.news)).map(|link| link.out.clone());
             tokio::select! {
                 biased;
@@ -224,10 +244,14 @@ impl<R: Runner> Runtime<R> {
                     }
                 }
                 () = room(full) => {}
-                () = drained(&mut drain) => {
-                    info!("draining: no more work is taken, what runs goes on");
-                    self.step(Input::Drain, &mut effects);
-                }
+                () = board.said(), if tells => {}
+                told = drain.next() => match told {
+                    Told::Drain => {
+                        info!("draining: no more work is taken, what runs goes on");
+                        self.step(Input::Drain, &mut effects);
+                    }
+                    Told::Quit => return Err(quit().into()),
+                },
                 () = tokio::time::sleep(Duration::from_millis(sleep)) => {}
             }
             // What else has happened meanwhile goes into the same message.
@@ -285,21 +309,28 @@ impl<R: Runner> Runtime<R> {
 
     fn send_news(&mut self) {
         let Some(link) = &self.link else { return };
-        if has_news(&self.news)
-            && let Ok(permit) = link.out.try_reserve()
-        {
-            let mut news = std::mem::take(&mut self.news);
-            self.lines = 0;
-            // What does not fit goes with the next one.
-            let mut bytes = 0;
-            let fit = news.ended.iter().take_while(|ended| {
-                bytes += ended.result.len() + ended.error.len();
-                bytes <= RESULTS
-            });
-            let fit = fit.count().max(1).min(news.ended.len());
-            self.news.ended = news.ended.split_off(fit);
-            permit.send(v1::Up { message: Some(v1::up::Message::News(news)) });
+        let ends = !self.news.ended.is_empty();
+        let progressed = (ends || Instant::now() >= self.progress_at) && !self.board.is_empty();
+        if !progressed && !has_news(&self.news) {
+            return;
         }
+        let Ok(permit) = link.out.try_reserve() else { return };
+        let mut news = std::mem::take(&mut self.news);
+        self.lines = 0;
+        if progressed {
+            self.progress_at = Instant::now() + PROGRESS_EVERY;
+            let wire = |((task, fence), progress)| v1::RunProgress {
+                run: Some(convert::run_id(task, fence)),
+                progress: Some(progress),
+            };
+            news.progress = self.board.take().into_iter().map(wire).collect();
+        }
+        // What a run said goes before its end, which the server reads first.
+        let says = !news.output.is_empty() || !news.progress.is_empty();
+        let fit = if says { 0 } else { fit(&news.ended) };
+        // What does not fit goes with the next one.
+        self.news.ended = news.ended.split_off(fit);
+        permit.send(v1::Up { message: Some(v1::up::Message::News(news)) });
     }
 
     fn on_down(&mut self, down: v1::Down, effects: &mut Vec<Effect>) {
@@ -511,6 +542,7 @@ impl<R: Runner> Runtime<R> {
             key: run.key.clone(),
             attempt: run.attempt,
             payload: start.payload,
+            content_type: start.content_type,
             max_duration_ms: run.max_duration_ms,
         });
         self.runs.insert(key, run);
@@ -519,6 +551,22 @@ impl<R: Runner> Runtime<R> {
 
 fn unreachable() -> Refusal {
     Refusal::new(Kind::Internal, "", "the server ended the session and did not say why")
+}
+
+/// Told by a second signal.
+fn quit() -> Refusal {
+    let what = "stopped at once, by a second signal: what ran will be run again";
+    Refusal::new(Kind::Unavailable, "", what)
+}
+
+/// How many ends fit into one message.
+fn fit(ended: &[v1::RunEnded]) -> usize {
+    let mut bytes = 0;
+    let fit = ended.iter().take_while(|ended| {
+        bytes += ended.result.len() + ended.error.len();
+        bytes <= RESULTS
+    });
+    fit.count().max(1).min(ended.len())
 }
 
 /// Every end is named in a hello, or it would count as never started; results only as far as they fit.
@@ -540,12 +588,10 @@ fn has_news(news: &v1::News) -> bool {
     heartbeat.is_some() || !ended.is_empty() || !refused.is_empty() || said || slots.is_some()
 }
 
-fn cut(mut error: String) -> String {
-    if error.len() > ERROR_BYTES {
-        let end = (0..=ERROR_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
-        error.truncate(end);
-    }
-    error
+/// An error or a line, no longer than it may be.
+pub(super) fn cut(mut text: String) -> String {
+    convert::cut(&mut text, ERROR_BYTES);
+    text
 }
 
 fn sessions(server: &str) -> Result<WorkerSessionsClient<Channel>, Refusal> {
@@ -581,16 +627,6 @@ async fn room(full: Option<mpsc::Sender<v1::Up>>) {
     match full {
         Some(out) => drop(out.reserve().await),
         None => std::future::pending().await,
-    }
-}
-
-/// Waits until the worker shall drain; once.
-async fn drained(drain: &mut Option<watch::Receiver<bool>>) {
-    let Some(receiver) = drain else { return std::future::pending().await };
-    let asked = receiver.wait_for(|drain| *drain).await.is_ok();
-    *drain = None;
-    if !asked {
-        std::future::pending::<()>().await;
     }
 }
 

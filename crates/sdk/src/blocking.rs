@@ -1,0 +1,285 @@
+//! A client for programs without async: the same operations, each of which returns when it is done.
+//!
+//! ```no_run
+//! use evenhand::{NewTask, blocking::Client};
+//!
+//! let client = Client::new("http://127.0.0.1:7400")?;
+//! let id = client.enqueue("mail", NewTask::new("hello").key("acme"))?;
+//! println!("{:?}", client.wait(&id)?.state());
+//! # Ok::<(), evenhand::Refusal>(())
+//! ```
+//!
+//! The connection lives on a thread of its own, in a small runtime. A thread of an async runtime must not wait: there,
+//! every operation returns a refusal that says so, also in `spawn_blocking`. Use [`crate::Client`] there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use evenhand_api::v1;
+use evenhand_core::Refusal;
+use evenhand_core::refusal::Kind;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::client::{self, Batching, Enqueued, Filter, NewTask, Payload, Task};
+
+/// A connection to a server. Cheap to clone, and may be used by many threads at once.
+#[derive(Clone, Debug)]
+pub struct Client {
+    client: client::Client,
+    thread: Arc<Thread>,
+}
+
+/// The thread that moves the bytes, until this is dropped.
+#[derive(Debug)]
+struct Thread {
+    runtime: Handle,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Thread {
+    fn begin() -> Result<Thread, Refusal> {
+        let failed = |error: std::io::Error| {
+            Refusal::new(Kind::Internal, "", format!("no thread for the connection: {error}"))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let handle = runtime.handle().clone();
+        let (_stop, stopped) = oneshot::channel::<()>();
+        let work = move || drop(runtime.block_on(stopped));
+        std::thread::Builder::new().name("evenhand".into()).spawn(work).map_err(failed)?;
+        Ok(Thread { runtime: handle, _stop })
+    }
+
+    /// Waits for an operation, which goes on in this thread.
+    fn wait<T>(&self, operation: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+        may_wait()?;
+        self.runtime.block_on(operation)
+    }
+}
+
+/// Whether this thread may wait: one that others' tasks need must not.
+fn may_wait() -> Result<(), Refusal> {
+    match Handle::try_current() {
+        Ok(_) => Err(Refusal::invalid(
+            "client",
+            "is a blocking one, used in an async runtime; use evenhand::Client there, or a thread of its own",
+        )),
+        Err(_) => Ok(()),
+    }
+}
+
+impl Client {
+    /// A client of this server. It connects when it is first used.
+    pub fn new(server: &str) -> Result<Client, Refusal> {
+        may_wait()?;
+        let thread = Thread::begin()?;
+        let client = {
+            let _inside = thread.runtime.enter();
+            client::Client::new(server)?
+        };
+        Ok(Client { client, thread: Arc::new(thread) })
+    }
+
+    /// How long a call may take, with all its tries: see [`crate::Client::patience`].
+    pub fn patience(mut self, patience: Duration) -> Client {
+        self.client = self.client.patience(patience);
+        self
+    }
+
+    /// Submits one task and returns its id. It is durable then.
+    pub fn enqueue(&self, queue: &str, task: NewTask) -> Result<String, Refusal> {
+        self.thread.wait(self.client.enqueue(queue, task))
+    }
+
+    /// Submits tasks, all or none.
+    pub fn enqueue_all(&self, queue: &str, tasks: Vec<NewTask>) -> Result<Enqueued, Refusal> {
+        self.thread.wait(self.client.enqueue_all(queue, tasks))
+    }
+
+    /// The same, as a request of this name: said again within ten minutes, it is the same request.
+    pub fn enqueue_once(
+        &self,
+        queue: &str,
+        tasks: Vec<NewTask>,
+        request_id: String,
+    ) -> Result<Enqueued, Refusal> {
+        self.thread.wait(self.client.enqueue_once(queue, tasks, request_id))
+    }
+
+    /// Gathers tasks for a queue into calls, for many threads that submit one at a time.
+    pub fn batch(&self, queue: impl Into<String>) -> Batcher {
+        self.batch_with(queue, Batching::default())
+    }
+
+    /// The same, with other limits than the usual ones.
+    pub fn batch_with(&self, queue: impl Into<String>, batching: Batching) -> Batcher {
+        let _inside = self.thread.runtime.enter();
+        let batcher = self.client.batch_with(queue, batching);
+        Batcher { gathering: Arc::new(Gathering { batcher, thread: self.thread.clone() }) }
+    }
+
+    /// How a task stands.
+    pub fn get(&self, id: &str) -> Result<Task, Refusal> {
+        self.thread.wait(self.client.get(id))
+    }
+
+    /// What a task was submitted with, as long as it has not ended.
+    pub fn payload(&self, id: &str) -> Result<Payload, Refusal> {
+        self.thread.wait(self.client.payload(id))
+    }
+
+    /// Waits until a task has ended, and says how.
+    pub fn wait(&self, id: &str) -> Result<Task, Refusal> {
+        self.thread.wait(self.client.wait(id))
+    }
+
+    /// Everything that happens to a task, from how it stands now to its end.
+    pub fn watch(&self, id: &str) -> Result<Watch, Refusal> {
+        self.watching(self.client.watch(id))
+    }
+
+    /// Everything that happens to the tasks of a filter, from now on.
+    pub fn watch_all(&self, filter: Filter) -> Result<Watch, Refusal> {
+        self.watching(self.client.watch_all(filter))
+    }
+
+    /// The same, as the wire has it: with `after`, the id of an event, it goes on from there.
+    pub fn watch_from(&self, request: v1::WatchRequest) -> Result<Watch, Refusal> {
+        self.watching(self.client.watch_from(request))
+    }
+
+    fn watching(
+        &self,
+        watch: impl Future<Output = Result<client::Watch, Refusal>>,
+    ) -> Result<Watch, Refusal> {
+        Ok(Watch { watch: self.thread.wait(watch)?, thread: self.thread.clone() })
+    }
+
+    /// Cancels a task. True: it was running, and is being stopped.
+    pub fn cancel(&self, id: &str) -> Result<bool, Refusal> {
+        self.thread.wait(self.client.cancel(id))
+    }
+
+    /// A page of the tasks that have not ended.
+    pub fn list(&self, request: impl Into<v1::ListRequest>) -> Result<v1::ListResponse, Refusal> {
+        self.thread.wait(self.client.list(request))
+    }
+
+    /// All tasks of a filter that have not ended, one after the other.
+    pub fn list_all(&self, filter: Filter) -> Listing {
+        Listing { listing: self.client.list_all(filter), thread: self.thread.clone() }
+    }
+
+    /// Every queue.
+    pub fn queues(&self) -> Result<Vec<v1::Queue>, Refusal> {
+        self.thread.wait(self.client.queues())
+    }
+
+    /// One queue, and the shares of at most so many keys.
+    pub fn queue(&self, name: &str, keys: u32) -> Result<v1::QueueResponse, Refusal> {
+        self.thread.wait(self.client.queue(name, keys))
+    }
+
+    /// Every worker.
+    pub fn workers(&self) -> Result<Vec<v1::Worker>, Refusal> {
+        self.thread.wait(self.client.workers())
+    }
+
+    /// The server.
+    pub fn status(&self) -> Result<v1::StatusResponse, Refusal> {
+        self.thread.wait(self.client.status())
+    }
+}
+
+/// Events as they happen: see [`crate::Watch`]. After an error the next try may succeed.
+#[derive(Debug)]
+pub struct Watch {
+    watch: client::Watch,
+    thread: Arc<Thread>,
+}
+
+impl Iterator for Watch {
+    type Item = Result<v1::TaskEvent, Refusal>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.thread.wait(self.watch.next()).transpose()
+    }
+}
+
+/// The tasks of a filter: see [`Client::list_all`].
+#[derive(Debug)]
+pub struct Listing {
+    listing: client::Listing,
+    thread: Arc<Thread>,
+}
+
+impl Iterator for Listing {
+    type Item = Result<Task, Refusal>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.thread.wait(self.listing.next()).transpose()
+    }
+}
+
+/// Gathers tasks into calls: see [`crate::Batcher`]. What was handed in is sent before the last clone is gone, if
+/// that is not within an async runtime; [`Batcher::close`] waits for it.
+#[derive(Clone, Debug)]
+pub struct Batcher {
+    gathering: Arc<Gathering>,
+}
+
+#[derive(Debug)]
+struct Gathering {
+    batcher: client::Batcher,
+    thread: Arc<Thread>,
+}
+
+impl Batcher {
+    /// Submits a task and returns its id. It is durable then.
+    pub fn enqueue(&self, task: NewTask) -> Result<String, Refusal> {
+        self.gathering.thread.wait(self.gathering.batcher.enqueue(task))
+    }
+
+    /// Hands a task in, and waits only for room. The receipt is for its id.
+    pub fn push(&self, task: NewTask) -> Result<Receipt, Refusal> {
+        let thread = self.gathering.thread.clone();
+        Ok(Receipt { receipt: thread.wait(self.gathering.batcher.push(task))?, thread })
+    }
+
+    /// Takes no more, from any clone, and returns when all that was handed in is answered.
+    pub fn close(self) -> Result<(), Refusal> {
+        self.gathering.close()
+    }
+}
+
+impl Gathering {
+    fn close(&self) -> Result<(), Refusal> {
+        let closed = self.batcher.clone().close();
+        self.thread.wait(async {
+            closed.await;
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Gathering {
+    fn drop(&mut self) {
+        // Within a runtime nobody may wait: what is left is sent as long as the client lives.
+        let _ = self.close();
+    }
+}
+
+/// The answer to come for a task that was handed in.
+#[derive(Debug)]
+#[must_use = "the task's id, or why it was refused, comes when this is waited for"]
+pub struct Receipt {
+    receipt: client::Receipt,
+    thread: Arc<Thread>,
+}
+
+impl Receipt {
+    /// Waits for the task's id.
+    pub fn wait(self) -> Result<String, Refusal> {
+        self.thread.wait(self.receipt)
+    }
+}

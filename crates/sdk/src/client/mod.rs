@@ -1,0 +1,358 @@
+//! A client. Cheap to clone; all clones share one connection, which is made when it is needed and made again
+//! when it breaks. A call that fails because the server is away or busy is tried again for a while; an enqueue
+//! has a request id for that, so that it happens once however often it is sent.
+//!
+//! In reading order: `task` (what is submitted), this module (the calls), `watch` (streams that outlive a
+//! connection), `batch` (many callers, few calls).
+
+mod batch;
+mod task;
+mod watch;
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use evenhand_api::v1::client_client::ClientClient;
+use evenhand_api::{MESSAGE_BYTES, convert, errors, v1};
+use evenhand_core::refusal::Kind;
+use evenhand_core::{Refusal, bounds};
+use prost::Message;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status, Streaming};
+
+pub use batch::{Batcher, Batching, Receipt};
+pub use task::{Filter, NewTask};
+pub use v1::{Task, TaskState};
+pub use watch::Watch;
+
+type Grpc = ClientClient<Channel>;
+
+/// How long a call may take, if nobody says.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A try gets half of the time that is left, or so much if there is so much: a server that hangs must leave time
+/// for another try, and a large request over a slow line needs what it needs.
+const TRY: Duration = Duration::from_secs(10);
+/// A server is told that nobody waits any more a little after that is so.
+const LATER: Duration = Duration::from_millis(100);
+/// The first wait between two tries, and the longest.
+const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How long a connection may take to be made.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// The answer to an enqueue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enqueued {
+    /// The ids of the tasks, in order.
+    pub ids: Vec<String>,
+    /// False: the request id was known, and nothing was accepted anew.
+    pub created: bool,
+}
+
+/// The payload of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Payload {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// What they are, as the task's submitter said. Empty: nobody said.
+    pub content_type: String,
+}
+
+/// A connection to a server.
+#[derive(Clone, Debug)]
+pub struct Client {
+    grpc: Grpc,
+    patience: Duration,
+}
+
+impl Client {
+    /// A client of this server. It connects when it is first used. Needs a runtime of tokio around it; without
+    /// one, use [`crate::blocking::Client`].
+    pub fn new(server: &str) -> Result<Client, Refusal> {
+        if tokio::runtime::Handle::try_current().is_err() {
+            let what = "is used outside of a tokio runtime; use evenhand::blocking::Client there";
+            return Err(Refusal::invalid("client", what));
+        }
+        let channel = endpoint(server)?.connect_lazy();
+        let grpc = ClientClient::new(channel)
+            .max_decoding_message_size(MESSAGE_BYTES)
+            .max_encoding_message_size(MESSAGE_BYTES);
+        Ok(Client { grpc, patience: PATIENCE })
+    }
+
+    /// How long a call may take, with all its tries; 30 s if nobody says. Zero: one try, of at most 10 s.
+    ///
+    /// It is for the calls of this clone: `client.clone().patience(..)` makes one call more or less patient. Waiting
+    /// for events is not limited, only how long the server may be away meanwhile.
+    pub fn patience(mut self, patience: Duration) -> Client {
+        self.patience = patience;
+        self
+    }
+
+    /// Submits one task and returns its id. It is durable then.
+    pub async fn enqueue(&self, queue: &str, task: NewTask) -> Result<String, Refusal> {
+        let enqueued = self.enqueue_all(queue, vec![task]).await?;
+        enqueued
+            .ids
+            .into_iter()
+            .next()
+            .ok_or_else(|| Refusal::new(Kind::Internal, "", "the server gave no id"))
+    }
+
+    /// Submits tasks, all or none.
+    pub async fn enqueue_all(&self, queue: &str, tasks: Vec<NewTask>) -> Result<Enqueued, Refusal> {
+        self.enqueue_once(queue, tasks, random_id()).await
+    }
+
+    /// The same, as a request of this name: said again within ten minutes, it is the same request.
+    pub async fn enqueue_once(
+        &self,
+        queue: &str,
+        tasks: Vec<NewTask>,
+        request_id: String,
+    ) -> Result<Enqueued, Refusal> {
+        let tasks = tasks.into_iter().map(|task| task.task).collect();
+        let request = v1::EnqueueRequest { queue: queue.into(), tasks, request_id };
+        let bytes = request.encoded_len();
+        if bytes > MESSAGE_BYTES {
+            let most = bounds::PAYLOAD_BYTES_PER_ENQUEUE;
+            let what = format!("are {bytes} bytes; send at most {most} bytes of payload in one call");
+            return Err(Refusal::too_large("tasks", what));
+        }
+        let answer = self.call(request, async |mut grpc, request| grpc.enqueue(request).await).await?;
+        Ok(Enqueued { ids: answer.ids, created: answer.created })
+    }
+
+    /// How a task stands.
+    pub async fn get(&self, id: &str) -> Result<Task, Refusal> {
+        self.call(v1::GetRequest { id: id.into() }, async |mut grpc, request| grpc.get(request).await).await
+    }
+
+    /// What a task was submitted with, as long as it has not ended.
+    pub async fn payload(&self, id: &str) -> Result<Payload, Refusal> {
+        let request = v1::GetRequest { id: id.into() };
+        let answer = self.call(request, async |mut grpc, request| grpc.payload(request).await).await?;
+        Ok(Payload { bytes: answer.payload, content_type: answer.content_type })
+    }
+
+    /// Waits until a task has ended, and says how. A server that is restarted meanwhile does not matter.
+    pub async fn wait(&self, id: &str) -> Result<Task, Refusal> {
+        match self.watch(id).await?.end().await? {
+            Some(task) => Ok(task),
+            None => self.get(id).await,
+        }
+    }
+
+    /// Everything that happens to a task, from how it stands now to its end.
+    pub async fn watch(&self, id: &str) -> Result<Watch, Refusal> {
+        // Without an id it would be a watch of all.
+        convert::parse_task_id(id)?;
+        self.watch_from(v1::WatchRequest { id: id.into(), ..v1::WatchRequest::default() }).await
+    }
+
+    /// Everything that happens to the tasks of a filter, from now on.
+    pub async fn watch_all(&self, filter: Filter) -> Result<Watch, Refusal> {
+        let Filter { queue, key, state } = filter;
+        if state != TaskState::Unspecified {
+            return Err(Refusal::invalid("state", "is for lists; a watch tells every state"));
+        }
+        self.watch_from(v1::WatchRequest { queue, key, ..v1::WatchRequest::default() }).await
+    }
+
+    /// The same, as the wire has it: with `after`, the id of an event, it goes on from there.
+    pub async fn watch_from(&self, request: v1::WatchRequest) -> Result<Watch, Refusal> {
+        Watch::open(self, request).await
+    }
+
+    /// Cancels a task. True: it was running, and is being stopped.
+    pub async fn cancel(&self, id: &str) -> Result<bool, Refusal> {
+        let request = v1::CancelRequest { id: id.into() };
+        let answer = self.call(request, async |mut grpc, request| grpc.cancel(request).await).await?;
+        Ok(answer.stopping)
+    }
+
+    /// A page of the tasks that have not ended: a [`Filter`], or what the wire has for it.
+    pub async fn list(&self, request: impl Into<v1::ListRequest>) -> Result<v1::ListResponse, Refusal> {
+        self.call(request.into(), async |mut grpc, request| grpc.list(request).await).await
+    }
+
+    /// All tasks of a filter that have not ended, one after the other; pages are fetched as they are needed.
+    pub fn list_all(&self, filter: Filter) -> Listing {
+        Listing { client: self.clone(), next: Some(filter.into()), page: Vec::new().into_iter() }
+    }
+
+    /// Gathers tasks for a queue into calls: for many tasks that come one at a time. See [`Batcher`].
+    pub fn batch(&self, queue: impl Into<String>) -> Batcher {
+        self.batch_with(queue, Batching::default())
+    }
+
+    /// The same, with other limits than the usual ones.
+    pub fn batch_with(&self, queue: impl Into<String>, batching: Batching) -> Batcher {
+        Batcher::begin(self.clone(), queue.into(), batching)
+    }
+
+    /// Every queue.
+    pub async fn queues(&self) -> Result<Vec<v1::Queue>, Refusal> {
+        let answer =
+            self.call(v1::QueuesRequest {}, async |mut grpc, request| grpc.queues(request).await).await?;
+        Ok(answer.queues)
+    }
+
+    /// One queue, and the shares of at most so many keys, the busiest first: 1 to 1000.
+    pub async fn queue(&self, name: &str, keys: u32) -> Result<v1::QueueResponse, Refusal> {
+        let request = v1::QueueRequest { name: name.into(), keys: Some(keys) };
+        self.call(request, async |mut grpc, request| grpc.queue(request).await).await
+    }
+
+    /// Every worker.
+    pub async fn workers(&self) -> Result<Vec<v1::Worker>, Refusal> {
+        let answer =
+            self.call(v1::WorkersRequest {}, async |mut grpc, request| grpc.workers(request).await).await?;
+        Ok(answer.workers)
+    }
+
+    /// The server.
+    pub async fn status(&self) -> Result<v1::StatusResponse, Refusal> {
+        self.call(v1::StatusRequest {}, async |mut grpc, request| grpc.status(request).await).await
+    }
+
+    /// Calls, within the time that it has.
+    async fn call<Q: Clone, A>(
+        &self,
+        request: Q,
+        call: impl AsyncFn(Grpc, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A, Refusal> {
+        self.tries(request, true, call).await
+    }
+
+    /// The same for a call that opens a stream: only its beginning is limited, and the server not told.
+    async fn open<Q: Clone, A>(
+        &self,
+        request: Q,
+        call: impl AsyncFn(Grpc, Request<Q>) -> Result<Response<Streaming<A>>, Status>,
+    ) -> Result<Streaming<A>, Refusal> {
+        self.tries(request, false, call).await
+    }
+
+    /// Calls, and calls again while the reason of a failure may pass. Every call is safe to repeat.
+    async fn tries<Q: Clone, A>(
+        &self,
+        request: Q,
+        timed: bool,
+        call: impl AsyncFn(Grpc, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A, Refusal> {
+        let began = Instant::now();
+        let mut pause = PAUSE;
+        loop {
+            let within = match self.patience {
+                Duration::ZERO => TRY,
+                all => all.saturating_sub(began.elapsed()),
+            };
+            let within = within.min(TRY.max(within / 2));
+            let mut request = Request::new(request.clone());
+            if timed {
+                request.set_timeout(within + LATER);
+            }
+            let answer = call(self.grpc.clone(), request);
+            let refusal = match tokio::time::timeout(within, answer).await {
+                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Err(status)) => passing(&status),
+                Err(_) => silent(within),
+            };
+            let wait = refusal.retry_after_ms.map_or(pause, Duration::from_millis).max(pause);
+            if !is_passing(&refusal) || began.elapsed() + wait >= self.patience {
+                return Err(refusal);
+            }
+            tokio::time::sleep(wait).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+/// The tasks of a filter: see [`Client::list_all`].
+#[derive(Debug)]
+pub struct Listing {
+    client: Client,
+    /// None: there are no more pages.
+    next: Option<v1::ListRequest>,
+    page: std::vec::IntoIter<Task>,
+}
+
+impl Listing {
+    /// The next task, if there is one.
+    pub async fn next(&mut self) -> Result<Option<Task>, Refusal> {
+        loop {
+            if let Some(task) = self.page.next() {
+                return Ok(Some(task));
+            }
+            let Some(request) = &mut self.next else { return Ok(None) };
+            let page = self.client.list(request.clone()).await?;
+            self.page = page.tasks.into_iter();
+            if page.cursor.is_empty() {
+                self.next = None;
+            } else {
+                request.cursor = page.cursor;
+            }
+        }
+    }
+}
+
+/// Whether sending the same again may help.
+fn is_passing(refusal: &Refusal) -> bool {
+    matches!(refusal.kind, Kind::Unavailable | Kind::Limited)
+}
+
+/// The server is there, perhaps, but says nothing.
+fn silent(within: Duration) -> Refusal {
+    let what = format!(
+        "the server did not answer within {} ms, and may have done what was asked; look, or ask again with more patience",
+        within.as_millis()
+    );
+    Refusal::new(Kind::Unavailable, "", what)
+}
+
+/// What a server or the way to it said.
+fn passing(status: &Status) -> Refusal {
+    let refusal = errors::refusal(status);
+    let source = std::error::Error::source(status);
+    // What the server itself says has details. Without them, and with a cause, the connection broke.
+    if status.details().is_empty() && (refusal.kind == Kind::Unavailable || source.is_some()) {
+        let why = source.map_or_else(|| status.message().into(), root);
+        return Refusal::new(Kind::Unavailable, "", format!("the server cannot be reached: {why}"));
+    }
+    refusal
+}
+
+/// The first cause of an error: what is around it says only that something went wrong.
+fn root(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+/// Where a server is, as gRPC wants it.
+pub(crate) fn endpoint(server: &str) -> Result<Endpoint, Refusal> {
+    let bad = || {
+        Refusal::invalid("server", format!("{server:?} is no address; one looks like http://127.0.0.1:7400"))
+    };
+    if !server.starts_with("http://") {
+        return Err(bad());
+    }
+    let endpoint = Endpoint::from_shared(server.to_string()).map_err(|_| bad())?;
+    Ok(endpoint
+        .tcp_nodelay(true)
+        .connect_timeout(CONNECT_WITHIN)
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .initial_connection_window_size(4 * 1024 * 1024)
+        .initial_stream_window_size(1024 * 1024))
+}
+
+/// A name that no other request has.
+fn random_id() -> String {
+    let draw = || RandomState::new().hash_one(Instant::now());
+    format!("{:016x}{:016x}", draw(), draw())
+}
