@@ -227,6 +227,7 @@ impl Shell {
             | Effect::Acknowledge { .. }
             | Effect::MemberSaved { .. }
             | Effect::Marked { .. }
+            | Effect::Retried { .. }
             | Effect::Finished { .. } => {}
         }
         Ok(())

@@ -261,6 +261,8 @@ fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
 mod tests {
     use expect_test::{Expect, expect};
 
+    use evenhand::wire;
+
     use super::*;
 
     fn waiting() -> Known {

@@ -307,6 +307,19 @@ pub enum Effect {
         /// What to say.
         answer: Result<Answer, Refusal>,
     },
+    /// A run of a task ended, durably, and the task waits for its next try: for whoever watches it.
+    Retried {
+        /// The task.
+        task: TaskId,
+        /// Its lane.
+        lane: LaneId,
+        /// Whom it is charged to.
+        key: Key,
+        /// Which try comes next.
+        attempt: u16,
+        /// How many tries it has.
+        max_attempts: u16,
+    },
     /// A task ended, durably: for whoever watches it.
     Finished {
         /// The task.

@@ -354,7 +354,10 @@ impl<S: Store + 'static> Client for Clients<S> {
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
-        let watching = self.watch(request.into_inner(), false).await;
+        let request = request.into_inner();
+        // Who watches one task and comes back is told how it stands; only who watches many needs what was missed.
+        let lingers = request.id.is_empty();
+        let watching = self.watch(request, lingers).await;
         answer(watching.map(|watching| watching.unwrap_or_else(|| Box::pin(tokio_stream::empty()))))
     }
 

@@ -52,6 +52,8 @@ const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// Whoever asks while the shard is being taken waits for so long before they are refused: mostly it is taken
 /// sooner, and a server that has just said that it listens has an answer.
 const REFUSE_AFTER: Duration = Duration::from_millis(500);
+/// What is said of a run of which nothing was heard any more.
+const LOST: &str = "its worker was lost";
 /// Deaths that are kept for the next owner.
 const DEATHS: usize = 10_000;
 /// Waiting tasks whose keys are shown as those that go next.
@@ -739,7 +741,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 }
             }
             ShardEffect::Acknowledge { worker, task, fence } => {
-                self.retried(task, fence);
                 let run = convert::run_id(task, fence);
                 self.gather_for(worker, |gathering| gathering.down.acknowledged.push(run));
             }
@@ -752,6 +753,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 if let Some(reply) = self.replies.remove(&request) {
                     reply.send(answer);
                 }
+            }
+            ShardEffect::Retried { task, lane, key, attempt, max_attempts } => {
+                self.retried(task, lane, key, (attempt, max_attempts));
             }
             ShardEffect::Finished { task, lane, key, outcome } => self.finished(task, lane, key, outcome),
             ShardEffect::Wake { at } => self.wake = Some(at),
@@ -833,21 +837,17 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     }
 
     /// The end of a run counts, but its task has not ended: it waits again.
-    fn retried(&mut self, task: TaskId, fence: Fence) {
-        if let Some((of, _)) = self.endings.get(&task)
-            && *of == fence
-            && let Some((_, recent)) = self.endings.remove(&task)
-        {
-            self.progress.remove(&task);
-            let of = recent.of.clone();
-            let subject = Subject { task, queue: &of.queue, key: &of.key };
-            if self.shell.events.is_watched(subject) {
-                let ended = recent.task(SHARD, task);
-                let attempt = (ended.attempt + 1).min(ended.max_attempts);
-                let queued = v1::Task { state: v1::TaskState::Queued.into(), result: None, attempt, ..ended };
-                let now = self.shell.clock.now();
-                self.shell.events.tell(now, subject, v1::task_event::Event::Task(queued));
-            }
+    fn retried(&mut self, task: TaskId, lane: LaneId, key: Key, attempts: (u16, u16)) {
+        self.progress.remove(&task);
+        let error = self.endings.remove(&task).map(|(_, recent)| recent.error);
+        let Some(queue) = self.owner.shard().queue_name(lane.queue) else { return };
+        let subject = Subject { task, queue, key: &key };
+        if self.shell.events.is_watched(subject) {
+            let (queue, key, priority) = (queue.clone(), key.clone(), lane.priority);
+            let told = Of { queue, key, priority, attempts: Some(attempts) }.task(SHARD, task);
+            let error = error.unwrap_or_else(|| LOST.into());
+            let told = v1::Task { state: v1::TaskState::Queued.into(), error, ..told };
+            self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
         }
     }
 
@@ -855,8 +855,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         self.progress.remove(&task);
         let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
         let unknown = || {
-            let lost = "its worker was lost".to_string();
-            let error = if outcome == Outcome::Failed { lost } else { String::new() };
+            let error = if outcome == Outcome::Failed { LOST.into() } else { String::new() };
             let queue = self.owner.shard().queue_name(lane.queue)?.clone();
             let of = Of { queue, key, priority: lane.priority, attempts: None };
             Some(Recent { outcome, of, result: Bytes::new(), error })

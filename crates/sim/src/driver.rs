@@ -147,7 +147,7 @@ impl Driver {
                         self.events.push(Event::Finished(task, outcome))
                     }
                     Effect::RefuseWorker { refusal, .. } => return Err(Trouble::Wrong(refusal.to_string())),
-                    Effect::MemberSaved { .. } | Effect::Marked { .. } => {}
+                    Effect::MemberSaved { .. } | Effect::Marked { .. } | Effect::Retried { .. } => {}
                     Effect::Wake { at } => self.wake = Some(at),
                     Effect::Broken { what } => return Err(Trouble::Wrong(what)),
                 }

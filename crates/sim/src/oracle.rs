@@ -101,6 +101,15 @@ impl Oracle {
         if self.ended.contains(&task) { Ok(()) } else { Err(format!("task {task} ended, but not durably")) }
     }
 
+    /// Somebody was told that this task is to be tried again.
+    pub fn told_retried(&self, tables: &Tables, task: TaskId, attempt: u16) -> Result<(), String> {
+        let counted = tables.tasks.get(&task).is_some_and(|task| task.attempt >= attempt);
+        if counted || self.ended.contains(&task) {
+            return Ok(());
+        }
+        Err(format!("attempt {attempt} of task {task} was told, but is not durable"))
+    }
+
     /// An owner took the shard.
     pub fn taken(&mut self, epoch: Epoch) -> Result<(), String> {
         if epoch <= self.epoch {

@@ -247,7 +247,10 @@ impl Stage {
                 self.runs.push((worker, run));
             }
             Effect::Stop { task, .. } => self.say(format_args!("stop {}", self.name(task))),
-            Effect::Acknowledge { .. } | Effect::MemberSaved { .. } | Effect::Marked { .. } => {}
+            Effect::Acknowledge { .. }
+            | Effect::MemberSaved { .. }
+            | Effect::Marked { .. }
+            | Effect::Retried { .. } => {}
             Effect::RefuseWorker { worker, refusal } => {
                 self.say(format_args!("w{worker} refused: {refusal}"))
             }

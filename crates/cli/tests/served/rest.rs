@@ -364,6 +364,20 @@ fn events_of_a_task_go_on_where_they_were() {
 }
 
 #[test]
+fn a_task_whose_worker_dies_is_seen_to_wait_again() {
+    let server = ready();
+    let ids = server.submit("render", &json!([{}]));
+    let mut events = server.events(&format!("/v1/tasks/{}/events", ids[0]), None);
+    let mut worker = server.worker_of("w1", &["render"], &["sleep", "1000"]);
+    assert_eq!(names(&events.until("started")), ["queued", "started"]);
+    worker.kill();
+    let again = events.next().unwrap();
+    let task = &again.data["task"];
+    assert_eq!((again.name.as_str(), &task["attempt"]), ("queued", &json!(2)));
+    assert_eq!(task["error"], "its worker was lost");
+}
+
+#[test]
 fn events_on_a_filter_go_on_where_they_were() {
     let server = ready();
     let mut all = server.events("/v1/events", None);

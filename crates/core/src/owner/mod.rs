@@ -704,6 +704,7 @@ impl Owner {
                 | shard_messages::Effect::Acknowledge { .. }
                 | shard_messages::Effect::Answer { .. }
                 | shard_messages::Effect::Finished { .. }
+                | shard_messages::Effect::Retried { .. }
                 | shard_messages::Effect::Broken { .. }) => effects.push(Effect::Shard(other)),
             }
         }

@@ -131,7 +131,10 @@ impl Shard {
     /// A saved long runner that no worker runs.
     fn lose_aside(&mut self, task: &Task, effects: &mut Vec<Effect>) {
         match life::after(End::Lost, task.attempt, task.max_attempts, false) {
-            Next::Retry => self.requeue(&retried(task), None),
+            Next::Retry => {
+                self.requeue(&retried(task), None);
+                self.after_commit(retry_of(task), effects);
+            }
             Next::Finish(outcome) => self.finish(task.id, &task.key, task.lane, None, outcome, effects),
         }
     }
@@ -273,7 +276,12 @@ impl Shard {
             self.left_lane(ix);
         }
         match life::after(end, run.attempt, run.max_attempts, live.cancel) {
-            Next::Retry => self.place_again(run, run.attempt + 1, level, true),
+            Next::Retry => {
+                self.place_again(run, run.attempt + 1, level, true);
+                let (lane, key, max_attempts) = (run.lane, run.key.clone(), run.max_attempts);
+                let attempt = run.attempt + 1;
+                self.after_commit(Effect::Retried { task, lane, key, attempt, max_attempts }, effects);
+            }
             Next::Finish(outcome) => self.finish(task, &run.key, run.lane, level, outcome, effects),
         }
         self.task_changed(task);
@@ -490,7 +498,10 @@ impl Shard {
         }
         self.withdraw(task, true);
         match life::after(held.end, task.attempt, task.max_attempts, false) {
-            Next::Retry => self.requeue(&retried(task), task.level),
+            Next::Retry => {
+                self.requeue(&retried(task), task.level);
+                self.after_commit(retry_of(task), effects);
+            }
             Next::Finish(outcome) => self.finish(task.id, &task.key, task.lane, task.level, outcome, effects),
         }
     }
@@ -510,6 +521,12 @@ impl Shard {
         }
         self.task_changed(task.id);
     }
+}
+
+/// What whoever watches a task is told when it is to be tried again.
+fn retry_of(task: &Task) -> Effect {
+    let (lane, key, max_attempts) = (task.lane, task.key.clone(), task.max_attempts);
+    Effect::Retried { task: task.id, lane, key, attempt: task.attempt + 1, max_attempts }
 }
 
 /// The task on its next attempt.

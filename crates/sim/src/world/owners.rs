@@ -356,6 +356,9 @@ impl World {
                 answer: Ok(Answer::WeightSet | Answer::Canceled | Answer::Stopping) | Err(_),
                 ..
             } => {}
+            Effect::Retried { task, attempt, .. } => {
+                self.store.look(SHARD, |tables| self.oracle.told_retried(tables, task, attempt))?;
+            }
             Effect::Finished { task, .. } => self.oracle.told_ended(task)?,
             Effect::Wake { at } => {
                 let state = &mut self.owners[owner];
