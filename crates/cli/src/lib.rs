@@ -221,3 +221,16 @@ fn block_on(command: impl Future<Output = Done>) -> Done {
     runtime.shutdown_background();
     done
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_error_exits_with_what_the_table_says() {
+        for row in errors::TABLE {
+            let failure = Failure::from(Refusal::new(row.kind, "weight", "must be positive"));
+            assert_eq!((failure.exit, failure.text.as_str()), (row.exit, "weight: must be positive"));
+        }
+    }
+}

@@ -15,6 +15,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 
 use evenhand::NewTask;
+use evenhand_api::errors;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -260,6 +261,21 @@ fn the_metrics_that_documents_name_are_those_that_there_are() {
         assert!(page.contains(&format!("{label}=\"")), "no label {label}");
     }
     assert_eq!(board["templating"]["list"][1]["name"], json!("queue"));
+}
+
+#[test]
+fn the_page_on_errors_is_the_table_of_errors() {
+    let page = fs::read_to_string(project().join("docs/errors.md")).unwrap();
+    let shown: Vec<(String, String, String)> = page
+        .lines()
+        .filter(|line| line.starts_with("| `") && line.matches('|').count() == 6)
+        .map(|line| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            (cells[1].trim_matches('`').into(), cells[2].into(), cells[4].into())
+        })
+        .collect();
+    let told = errors::TABLE.map(|row| (row.kind.name().into(), row.http.to_string(), row.exit.to_string()));
+    assert_eq!(shown, told);
 }
 
 #[test]

@@ -363,6 +363,31 @@ fn events_of_a_task_go_on_where_they_were() {
     assert_eq!(server.get("/v1/tasks/0-99/events").error().0, 404);
 }
 
+// Scenario 24.
+#[test]
+fn a_client_that_leaves_holds_nothing_up() {
+    let server = ready();
+    let ids = server.submit("render", &json!([{}, {}, {}]));
+    let mut left = server.events(&format!("/v1/tasks/{}/events", ids[0]), None);
+    assert_eq!(left.next().unwrap().name, "queued");
+    drop(left);
+    // One that waits on the command line, and is killed.
+    let mut waits = Command::new(env!("CARGO_BIN_EXE_evenhand"))
+        .args(["submit", "render", "--wait", "x", "--server", &server.url()])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(waits.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("is accepted"), "{said}");
+    waits.kill().unwrap();
+    waits.wait().unwrap();
+    let _worker = server.worker_of("w1", &["render", "--slots", "1"], &["true"]);
+    eventually("all have ended", || server.get("/v1/queues/render").json()["succeeded"] == 4);
+    assert_eq!(server.metric("evenhand_slots_leaked"), 0.0);
+}
+
 #[test]
 fn a_task_whose_worker_dies_is_seen_to_wait_again() {
     let server = ready();
