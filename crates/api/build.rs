@@ -5,6 +5,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={root}");
     let files = protox::compile(["evenhand/v1/client.proto", "evenhand/v1/worker.proto"], [root])?;
     tonic_prost_build::configure()
+        .codec_path("crate::codec::Bounded")
         .bytes(".evenhand.v1.NewTask.payload")
         .bytes(".evenhand.v1.Start.payload")
         .bytes(".evenhand.v1.Ended.result")

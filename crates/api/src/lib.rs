@@ -2,6 +2,7 @@
 //! Nothing behind the edge knows them. [`convert`] is for runs, hellos and names; [`errors`] has the one table
 //! of error kinds; `rest` has the same in JSON.
 
+pub mod codec;
 pub mod convert;
 pub mod errors;
 #[cfg(feature = "rest")]
@@ -28,6 +29,8 @@ pub const MESSAGE_BYTES: usize = 24 * 1024 * 1024;
 pub const RESULT_BYTES: usize = 64 * 1024;
 /// The longest error text of a run, in bytes.
 pub const ERROR_BYTES: usize = 4 * 1024;
+/// The longest line of a run's output, in bytes.
+pub const LINE_BYTES: usize = 4 * 1024;
 /// The longest text that goes with a run's progress, in bytes.
 pub const PROGRESS_BYTES: usize = 1024;
 /// The longest request id, in bytes.

@@ -6,10 +6,10 @@
 
 use base64::alphabet;
 use base64::engine::{Engine, GeneralPurpose, GeneralPurposeConfig};
-use evenhand_core::Refusal;
 use evenhand_core::backlog::Weight;
 use evenhand_core::names::ContentType;
-use serde::de::{DeserializeOwned, Error as _};
+use evenhand_core::{Refusal, bounds};
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -36,6 +36,7 @@ pub fn wrong(error: &serde_path_to_error::Error<impl std::fmt::Display>) -> Refu
 #[serde(deny_unknown_fields)]
 pub struct Enqueue {
     /// 1 to 10,000 of them.
+    #[serde(deserialize_with = "bounded")]
     #[schema(min_items = 1, max_items = 10000)]
     pub tasks: Vec<NewTask>,
     /// Chosen by the caller. The same id again within ten minutes is the same request: it gets the first one's
@@ -101,6 +102,33 @@ pub struct NewTask {
 /// A value that is there: null is one, not its absence.
 fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
+}
+
+/// Tasks, and one more than there may be; the rest is passed over, so that it takes no memory before it is refused.
+fn bounded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NewTask>, D::Error> {
+    struct Tasks;
+
+    impl<'de> Visitor<'de> for Tasks {
+        type Value = Vec<NewTask>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a list of tasks")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<NewTask>, A::Error> {
+            let mut tasks = Vec::new();
+            while tasks.len() <= bounds::TASKS_PER_ENQUEUE {
+                match list.next_element()? {
+                    Some(task) => tasks.push(task),
+                    None => return Ok(tasks),
+                }
+            }
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            Ok(tasks)
+        }
+    }
+
+    deserializer.deserialize_seq(Tasks)
 }
 
 /// A whole number or none. To JSON 2 and 2.0 are the same number, and some programs write the second.

@@ -9,6 +9,7 @@ use evenhand_api::v1::TaskState;
 use evenhand_api::v1::client_server::Client;
 use evenhand_api::{PAGE_TASKS, REQUEST_ID_BYTES, convert, errors, v1};
 use evenhand_core::explain::{Ahead, Standing};
+use evenhand_core::life::Outcome;
 use evenhand_core::names::{Key, Millis, QueueName, RequestKey, ShardId, TaskId};
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, bounds};
@@ -88,11 +89,21 @@ impl<S: Store + 'static> Clients<S> {
     }
 
     async fn cancel(&self, id: &str) -> Result<v1::CancelResponse, Refusal> {
-        let stopping = match self.mailbox.cancel(own_task(id)?).await? {
-            Answer::Stopping => true,
-            Answer::Canceled | Answer::WeightSet | Answer::Accepted(_) | Answer::AcceptedBefore(_) => false,
-        };
-        Ok(v1::CancelResponse { stopping })
+        let task = own_task(id)?;
+        match self.mailbox.cancel(task).await {
+            Ok(Answer::Stopping) => Ok(v1::CancelResponse { stopping: true }),
+            Ok(Answer::Canceled | Answer::WeightSet | Answer::Accepted(_) | Answer::AcceptedBefore(_)) => {
+                Ok(v1::CancelResponse { stopping: false })
+            }
+            // Said twice, it is done all the same.
+            Err(refusal) if refusal.kind == Kind::NotFound => match self.mailbox.ended(task).await? {
+                Some(recent) if recent.outcome == Outcome::Canceled => {
+                    Ok(v1::CancelResponse { stopping: false })
+                }
+                Some(_) | None => Err(Refusal::not_found(format!("task {id} does not exist, or has ended"))),
+            },
+            Err(refusal) => Err(refusal),
+        }
     }
 
     async fn list(&self, request: v1::ListRequest) -> Result<v1::ListResponse, Refusal> {
@@ -127,7 +138,7 @@ impl<S: Store + 'static> Clients<S> {
             let left = limit as usize - page.tasks.len();
             let listing = self.store.list_tasks(SHARD, queue, after, left.max(LIST_AT_ONCE)).await;
             let mut listing = listing.map_err(|why| unavailable(&why))?;
-            let mut seen = listing.tasks.last().map_or(after, |task| task.id);
+            let mut seen = listing.more.or(listing.tasks.last().map(|task| task.id)).unwrap_or(after);
             listing.tasks.retain(|task| key.as_ref().is_none_or(|key| task.key == *key));
             let mut explained = self.mailbox.explain(listing.tasks).await?.into_iter();
             for explained in explained.by_ref() {
@@ -142,7 +153,7 @@ impl<S: Store + 'static> Clients<S> {
                 }
             }
             after = seen;
-            let more = listing.more || explained.len() > 0;
+            let more = listing.more.is_some() || explained.len() > 0;
             page.cursor = if more { convert::task_id(SHARD, after) } else { String::new() };
             if !more || page.tasks.len() == limit as usize {
                 break;
@@ -221,8 +232,11 @@ impl<S: Store + 'static> Clients<S> {
             _ if !key.is_empty() => return Err(one_or_many("key")),
             id => Watched::Task(own_task(id)?),
         };
+        if !id.is_empty() {
+            self.get(&id).await?; // nobody waits for what is not there
+        }
         // First watch, then look: what happens in between is seen twice, not missed.
-        let Began { at, before, missed, events } = self.mailbox.watch(what, after, lingers).await?;
+        let Began { at, mut before, missed, mut events } = self.mailbox.watch(what, after, lingers).await?;
         let at_ms = self.clock.now().0;
         let mut first = Vec::new();
         let say = |event| v1::TaskEvent { at_ms, event: Some(event), ..v1::TaskEvent::default() };
@@ -233,6 +247,10 @@ impl<S: Store + 'static> Clients<S> {
         if !id.is_empty() {
             let stands = self.get(&id).await?;
             over = is_over(stands.state);
+            // Its end may have come since the watch began.
+            while over && let Ok(event) = events.try_recv() {
+                before.push(event);
+            }
             if over && resumes && !missed && before.is_empty() {
                 return Ok(None);
             }

@@ -16,6 +16,8 @@ use tokio::sync::mpsc;
 
 /// Events that wait for a slow watcher.
 const EVENTS_PER_WATCHER: usize = 256;
+/// Places for the last event of a task, and for how many were left out before it.
+const RESERVED: usize = 2;
 /// Watchers of single tasks, and of filters: these are asked about every event.
 const WATCHERS: usize = 100_000;
 const FILTERS: usize = 100;
@@ -81,21 +83,28 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Says something, unless the watcher has left.
-    fn tell(&mut self, event: &v1::TaskEvent) {
+    /// Says something, unless the watcher has left. For the last thing there is always a place, and for how many
+    /// were left out before it.
+    fn tell(&mut self, event: &v1::TaskEvent, last: bool) {
         let Some(events) = &self.events else { return };
+        if events.is_closed() {
+            return self.leave(Millis(event.at_ms));
+        }
+        if events.capacity() <= RESERVED && !last {
+            self.dropped += 1;
+            return;
+        }
         if self.dropped > 0 {
-            let dropped = Some(v1::task_event::Event::Dropped(self.dropped));
+            let dropped = Some(v1::task_event::Event::Dropped(std::mem::take(&mut self.dropped)));
             let told = v1::TaskEvent { at_ms: event.at_ms, event: dropped, ..v1::TaskEvent::default() };
-            if events.try_send(told).is_ok() {
-                self.dropped = 0;
-            }
+            let _ = events.try_send(told);
         }
-        match events.try_send(event.clone()) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => self.dropped += 1,
-            Err(mpsc::error::TrySendError::Closed(_)) => self.leave(Millis(event.at_ms)),
-        }
+        // If it has left in this moment, that is seen the next time.
+        let _ = events.try_send(event.clone());
+    }
+
+    fn listens(&self) -> bool {
+        self.events.as_ref().is_some_and(|events| !events.is_closed())
     }
 
     fn leave(&mut self, now: Millis) {
@@ -223,14 +232,16 @@ impl Events {
     pub(crate) fn watch(&mut self, what: Watched, after: Option<&str>, lingers: bool) -> Option<Began> {
         let full = match &what {
             Watched::Task(_) => self.watching >= WATCHERS,
-            Watched::Filter(..) => self.filters.len() >= FILTERS,
+            Watched::Filter(..) => {
+                self.filters.iter().filter(|(_, watcher)| watcher.listens()).count() >= FILTERS
+            }
         };
         if full {
             return None;
         }
         let from = after.and_then(|after| self.place(after)).filter(|from| self.is_known(&what, *from));
         let before = from.map_or_else(Vec::new, |from| self.kept_after(&what, from));
-        let (events, watched) = mpsc::channel(EVENTS_PER_WATCHER);
+        let (events, watched) = mpsc::channel(EVENTS_PER_WATCHER + RESERVED);
         let since = lingers.then_some(from.unwrap_or(self.at));
         let watcher = Watcher { events: Some(events), dropped: 0, since, left: Millis(0) };
         let began = Began {
@@ -242,7 +253,15 @@ impl Events {
         self.watching += 1;
         match what {
             Watched::Task(task) => self.tasks.entry(task).or_default().push(watcher),
-            filter @ Watched::Filter(..) => self.filters.push((filter, watcher)),
+            filter @ Watched::Filter(..) => {
+                // Those who have left make room, the oldest first.
+                if self.filters.len() >= 2 * FILTERS
+                    && let Some(gone) = self.filters.iter().position(|(_, watcher)| !watcher.listens())
+                {
+                    self.filters.remove(gone);
+                }
+                self.filters.push((filter, watcher));
+            }
         }
         Some(began)
     }
@@ -289,6 +308,10 @@ impl Events {
 
     /// Tells those who watch the task.
     pub(crate) fn tell(&mut self, now: Millis, of: Subject<'_>, event: v1::task_event::Event) {
+        self.tell_all(now, of, event, false);
+    }
+
+    fn tell_all(&mut self, now: Millis, of: Subject<'_>, event: v1::task_event::Event, last: bool) {
         self.at += 1;
         let event = v1::TaskEvent {
             at_ms: now.0,
@@ -298,9 +321,10 @@ impl Events {
         };
         let mut keep = false;
         let filters = self.filters.iter_mut().filter(|(filter, _)| filter.is_about(of));
-        let watchers = filters.map(|(_, watcher)| watcher);
-        for watcher in watchers.chain(self.tasks.get_mut(&of.task).into_iter().flatten()) {
-            watcher.tell(&event);
+        let of_filters = filters.map(|(_, watcher)| (watcher, false));
+        let of_task = self.tasks.get_mut(&of.task).into_iter().flatten().map(|watcher| (watcher, last));
+        for (watcher, last) in of_filters.chain(of_task) {
+            watcher.tell(&event, last);
             keep |= watcher.since.is_some();
         }
         if keep {
@@ -324,7 +348,8 @@ impl Events {
     pub(crate) fn ended(&mut self, now: Millis, task: TaskId, ended: Recent) {
         let of = Subject { task, queue: &ended.of.queue, key: &ended.of.key };
         if self.is_watched(of) {
-            self.tell(now, of, v1::task_event::Event::Task(ended.clone().task(self.shard, task)));
+            let told = v1::task_event::Event::Task(ended.clone().task(self.shard, task));
+            self.tell_all(now, of, told, true);
             self.tasks.get_mut(&task).into_iter().flatten().for_each(|watcher| watcher.leave(now));
         }
         self.recent_bytes += ended.bytes();
@@ -467,6 +492,38 @@ mod tests {
         assert_eq!(last.event, Some(v1::task_event::Event::Output("more".into())));
         assert!(events.watch(all.clone(), Some(&heard[0].id), true).unwrap().missed);
         assert!(!events.watch(all, Some(&last.id), true).unwrap().missed);
+    }
+
+    #[test]
+    fn the_end_is_told_however_slow_the_watcher_is() {
+        let mut events = Events::new(ShardId(0), 7);
+        let mut began = events.watch(Watched::Task(TaskId(1)), None, false).unwrap();
+        for n in 0..1_000 {
+            output(&mut events, 0, 1, "acme", &n.to_string());
+        }
+        let of = Of { queue: queue(), key: key("acme"), priority: Priority::DEFAULT, attempts: Some((1, 1)) };
+        let ended = Recent { outcome: Outcome::Succeeded, of, result: Bytes::new(), error: String::new() };
+        events.ended(Millis(1), TaskId(1), ended);
+        let heard = heard(&mut began);
+        assert_eq!(heard.len(), EVENTS_PER_WATCHER + 2);
+        let left_out = 1_000 - EVENTS_PER_WATCHER as u64;
+        assert_eq!(heard[EVENTS_PER_WATCHER].event, Some(v1::task_event::Event::Dropped(left_out)));
+        assert!(matches!(heard.last().unwrap().event, Some(v1::task_event::Event::Task(_))));
+        assert!(began.events.try_recv().is_err());
+    }
+
+    #[test]
+    fn those_who_left_take_nobodys_place() {
+        let mut events = Events::new(ShardId(0), 7);
+        let all = Watched::Filter(None, None);
+        for _ in 0..10 * FILTERS {
+            assert!(events.watch(all.clone(), None, true).is_some());
+        }
+        assert!(events.filters.len() <= 2 * FILTERS);
+        let stay: Vec<_> = (0..FILTERS).map(|_| events.watch(all.clone(), None, true).unwrap()).collect();
+        assert!(events.watch(all.clone(), None, true).is_none());
+        drop(stay);
+        assert!(events.watch(all, None, true).is_some());
     }
 
     #[test]

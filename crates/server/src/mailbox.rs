@@ -84,7 +84,7 @@ pub(crate) enum FromWorker {
     Offer { session: SessionId, slots: u32 },
     Ended { session: SessionId, ended: Vec<RunEnded> },
     Refused { session: SessionId, task: TaskId, fence: Fence },
-    Output { task: TaskId, lines: Vec<String>, dropped: u64 },
+    Output { task: TaskId, fence: Fence, lines: Vec<String>, dropped: u64 },
     Progress { task: TaskId, fence: Fence, progress: v1::Progress },
     Closed { session: SessionId },
     Dead { seat: Seat, token: u64, process: u64 },

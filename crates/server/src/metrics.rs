@@ -90,10 +90,11 @@ impl Starts {
 
     /// The keys that start least make room: a key that is busy from now on is seen soon.
     fn make_room(&mut self) {
-        let mut counts: Vec<u64> = self.keys.values().map(|count| count.ever).collect();
-        counts.sort_unstable();
-        let middle = counts[counts.len() / 2];
-        self.keys.retain(|_, count| count.ever > middle);
+        let rank = |count: &Count| (count.now + count.before, count.ever);
+        let mut ranks: Vec<(u64, u64)> = self.keys.values().map(rank).collect();
+        ranks.sort_unstable();
+        let middle = ranks[ranks.len() / 2];
+        self.keys.retain(|_, count| rank(count) > middle);
     }
 
     /// Another half minute begins.

@@ -230,8 +230,10 @@ async fn enqueue(
     Whole(body): Whole,
 ) -> Answer<Enqueued> {
     // Not only for order: a browser may send a form, but not JSON, from any page to any server.
-    let is_json =
-        content_type(&headers)?.split(';').next().is_some_and(|kind| kind.trim() == ContentType::JSON);
+    let is_json = content_type(&headers)?
+        .split(';')
+        .next()
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case(ContentType::JSON));
     if !is_json {
         let advice =
             "must be application/json here; a payload of another kind goes to /v1/queues/QUEUE/tasks/raw";

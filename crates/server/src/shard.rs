@@ -516,7 +516,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             FromWorker::Refused { session, task, fence } => {
                 self.step(Input::Refused { session, task, fence }, effects);
             }
-            FromWorker::Output { task, lines, dropped } => self.on_output(task, lines, dropped),
+            FromWorker::Output { task, fence, lines, dropped } => self.on_output(task, fence, lines, dropped),
             FromWorker::Progress { task, fence, progress } => self.on_progress(task, fence, progress),
             FromWorker::Closed { session } => {
                 self.unlink(session);
@@ -544,8 +544,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         Some(link)
     }
 
-    fn on_output(&mut self, task: TaskId, lines: Vec<String>, dropped: u64) {
-        let Some(run) = self.owner.shard().run(task) else { return };
+    fn on_output(&mut self, task: TaskId, fence: Fence, lines: Vec<String>, dropped: u64) {
+        let Some(run) = self.owner.shard().run(task).filter(|run| run.fence == fence) else { return };
         let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
         let of = Subject { task, queue, key: &run.key };
         let events = &mut self.shell.events;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evenhand_api::v1::worker_sessions_server::WorkerSessions;
-use evenhand_api::{ERROR_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
+use evenhand_api::{ERROR_BYTES, LINE_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
 use evenhand_core::Refusal;
 use evenhand_core::names::{Seat, SessionId};
 use evenhand_core::owner::messages::{Beat, Then};
@@ -142,8 +142,10 @@ async fn listen(
         // What a run said before it ended comes before its end.
         for v1::Output { run, lines, dropped } in output {
             if let Some(id) = run {
-                let (task, _) = convert::parse_run_id(&id);
-                mailbox.hear(FromWorker::Output { task, lines, dropped }).await;
+                let (task, fence) = convert::parse_run_id(&id);
+                let mut lines = lines;
+                lines.iter_mut().for_each(|line| convert::cut(line, LINE_BYTES));
+                mailbox.hear(FromWorker::Output { task, fence, lines, dropped }).await;
             }
         }
         for v1::RunProgress { run, progress } in progress {

@@ -105,6 +105,7 @@ macro_rules! conformance_list {
             listing: a_listing_of_one_queue_shows_that_queue_alone;
             listing: whether_more_follow_is_exact;
             listing: listing_by_pages_gives_every_task_once;
+            listing: a_listing_is_bounded_in_bytes;
             listing: tasks_that_come_and_go_between_pages_hide_and_repeat_no_others;
 
             values: payloads_come_back_byte_for_byte;

@@ -65,7 +65,7 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = Result<Option<Task>, StoreError>> + Send;
 
     /// Lists tasks by id, those after `after`, of one queue if one is named: `limit` of them, or all there
-    /// are.
+    /// are; or fewer, where one read would be too much (see [`Listing::more`]).
     fn list_tasks(
         &self,
         shard: ShardId,
@@ -100,9 +100,15 @@ pub struct Page {
 pub struct Listing {
     /// In order of their ids.
     pub tasks: Vec<Task>,
-    /// There are more after them.
-    pub more: bool,
+    /// There are more after this task. A listing is full then, unless many tasks of other queues or
+    /// [many bytes](LISTING_BYTES) were read for it: then there may be more.
+    pub more: Option<TaskId>,
 }
+
+/// A listing ends, full or not, when its payloads are about so many bytes.
+pub const LISTING_BYTES: usize = 4 * 1024 * 1024;
+/// And when so many tasks were passed over for it.
+pub const LISTING_TASKS: usize = 20_000;
 
 /// What can go wrong, by what the owner has to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

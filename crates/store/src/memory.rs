@@ -10,7 +10,7 @@ use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, Re
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
-use crate::{Listing, Page, Store, StoreError, Taken};
+use crate::{LISTING_BYTES, Listing, Page, Store, StoreError, Taken};
 
 /// What shall go wrong with the next commit or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,8 +201,14 @@ impl Store for Memory {
         self.read(shard, |tables| {
             let all = tables.tasks.range(TaskId(after.0.saturating_add(1))..).map(|(_, task)| task);
             let mut wanted = all.filter(|task| queue.is_none_or(|queue| task.lane.queue == queue));
-            let tasks: Vec<Task> = wanted.by_ref().take(limit).cloned().collect();
-            Listing { tasks, more: wanted.next().is_some() }
+            let mut bytes = 0;
+            let fits = |task: &&Task| {
+                bytes += task.payload.len();
+                bytes - task.payload.len() < LISTING_BYTES
+            };
+            let tasks: Vec<Task> = wanted.clone().take(limit).take_while(fits).cloned().collect();
+            let more = wanted.nth(tasks.len()).map(|_| tasks.last().map_or(after, |last| last.id));
+            Listing { tasks, more }
         })
     }
 }

@@ -296,7 +296,7 @@ impl<'s, S: Store> Owner<'s, S> {
         loop {
             let after = tasks.last().map_or(0, |task| task.id.0);
             let listing = self.list(queue, after, limit).await;
-            let (count, more) = (listing.tasks.len(), listing.more);
+            let (count, more) = (listing.tasks.len(), listing.more.is_some());
             assert!(count == limit || count < limit && !more, "{count} tasks of {limit}, and more = {more}");
             let rises = listing.tasks.first().is_none_or(|first| first.id.0 > after);
             assert!(rises, "a listing after {after} begins with {:?}", listing.tasks.first());

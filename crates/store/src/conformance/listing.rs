@@ -2,11 +2,12 @@
 //! follow. People page through a backlog that lives while they look at it.
 
 use evenhand_core::backlog::Level;
-use evenhand_core::names::QueueId;
-use evenhand_core::{Change, Task};
+use evenhand_core::names::{QueueId, TaskId};
+use evenhand_core::{Change, Task, bounds};
 
 use super::Harness;
 use super::given::*;
+use crate::LISTING_BYTES;
 
 /// In order of numbers, not of text, of levels, or of acceptance; waiting or set aside.
 pub async fn tasks_are_listed_by_id_wherever_they_are<H: Harness>(h: &H) {
@@ -51,7 +52,7 @@ pub async fn a_listing_of_one_queue_shows_that_queue_alone<H: Harness>(h: &H) {
         }
     }
     let other = owner.list(Some(QueueId(3)), 0, ALL).await;
-    assert!(other.tasks.is_empty() && !other.more, "{other:?}");
+    assert!(other.tasks.is_empty() && other.more.is_none(), "{other:?}");
     assert_eq!(owner.tasks_by(None, 7).await, tasks);
 }
 
@@ -62,7 +63,7 @@ pub async fn whether_more_follow_is_exact<H: Harness>(h: &H) {
     let owner = Owner::new(&store).await;
     let elsewhere = Task { lane: lane(2, 5, 0), ..task(4) };
     owner.commit(accept_all(&[task(1), task(2), task(3), elsewhere.clone()])).await;
-    let more = async |queue, after, limit| owner.list(queue, after, limit).await.more;
+    let more = async |queue, after, limit| owner.list(queue, after, limit).await.more.is_some();
 
     assert!(more(None, 0, 3).await);
     assert!(!more(None, 0, 4).await);
@@ -96,6 +97,27 @@ pub async fn listing_by_pages_gives_every_task_once<H: Harness>(h: &H) {
     }
 }
 
+/// A page of large tasks is short, and says where the next one begins.
+pub async fn a_listing_is_bounded_in_bytes<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    let large = |n| Task { payload: vec![n as u8; bounds::PAYLOAD_BYTES].into(), ..task(n) };
+    let most = (LISTING_BYTES / bounds::PAYLOAD_BYTES) as u64;
+    for n in 1..=3 * most {
+        owner.commit(vec![accepted(&large(n))]).await;
+    }
+    let first = owner.list(None, 0, ALL).await;
+    assert_eq!((first.tasks.len() as u64, first.more), (most, Some(TaskId(most))));
+    let (mut after, mut seen) = (0, Vec::new());
+    loop {
+        let page = owner.list(None, after, ALL).await;
+        seen.extend(page.tasks.iter().map(|task| task.id.0));
+        let Some(last) = page.more else { break };
+        after = last.0;
+    }
+    assert_eq!(seen, (1..=3 * most).collect::<Vec<u64>>());
+}
+
 /// Between two pages tasks end (the one that the cursor stands on, too), are accepted, move and are set
 /// aside. Whoever is there all the time is shown once.
 pub async fn tasks_that_come_and_go_between_pages_hide_and_repeat_no_others<H: Harness>(h: &H) {
@@ -115,10 +137,8 @@ pub async fn tasks_that_come_and_go_between_pages_hide_and_repeat_no_others<H: H
     loop {
         let listing = owner.list(Some(LANE.queue), after, 10).await;
         shown.extend(listing.tasks.iter().map(|task| task.id.0));
-        if !listing.more {
-            break;
-        }
-        after = listing.tasks.last().map_or(after, |task| task.id.0);
+        let Some(last) = listing.more else { break };
+        after = last.0;
         if let Some(changes) = between.next() {
             owner.commit(changes).await;
         }

@@ -309,9 +309,9 @@ fn check_shard(
                 by_tasks.entry(lane).or_default().add(task.id, &layout::row_key(lane, level));
             }
         }
-        match listing.tasks.last() {
-            Some(last) if listing.more => after = last.id,
-            _ => break,
+        match listing.more {
+            Some(last) => after = last,
+            None => break,
         }
     }
 

@@ -14,7 +14,10 @@ use super::layout::{self, RecordKey, RowKey, TaskKey};
 use super::table::Slot;
 use super::tree::{self, Found};
 use super::trees::{Acks, Planted, Trees};
-use crate::{Listing, Page};
+use crate::{LISTING_BYTES, LISTING_TASKS, Listing, Page};
+
+/// About what a listing reads at once.
+const PIECE_BYTES: usize = 256 * 1024;
 
 /// Rows read at once when all are wanted: what is held in memory on the way.
 const PIECE: usize = 16_384;
@@ -150,7 +153,10 @@ pub(super) trait Reads {
         let mut listing = Listing::default();
         let mut from = Bound::Excluded(layout::task_key(shard, after));
         let to = Bound::Included(layout::task_key(shard, TaskId(u64::MAX)));
-        let piece = limit.saturating_add(1).min(1_000);
+        let (mut bytes, mut passed, mut seen) = (0, 0, after);
+        // What is read for a piece is in memory at once: as many tasks as fit into a few hundred KiB.
+        let most = limit.saturating_add(1).min(1_000);
+        let mut piece = most.min(16);
         loop {
             let (view, beyond) = self.with(|trees| trees.tasks.view_some(from, to, piece));
             let found = view.rows()?;
@@ -160,19 +166,28 @@ pub(super) trait Reads {
                 _ => beyond,
             };
             for task in self.as_they_are(shard, &found)? {
+                passed += 1;
                 if queue.is_some_and(|queue| task.lane.queue != queue) {
+                    if passed >= LISTING_TASKS {
+                        listing.more = Some(task.id);
+                        return Ok(listing);
+                    }
                     continue;
                 }
-                if listing.tasks.len() == limit {
-                    listing.more = true;
+                if listing.tasks.len() == limit || bytes >= LISTING_BYTES {
+                    listing.more = Some(seen);
                     return Ok(listing);
                 }
+                seen = task.id;
+                bytes += task.payload.len();
                 listing.tasks.push(task);
             }
             match next {
                 Some(next) => from = Bound::Excluded(next),
                 None => return Ok(listing),
             }
+            let read: usize = found.iter().map(|(_, value)| value.bytes().len()).sum();
+            piece = (found.len() * PIECE_BYTES / read.max(1)).clamp(16.min(most), most);
         }
     }
 

@@ -103,9 +103,10 @@ pub(crate) async fn read_all<S: Store>(
     loop {
         let after = tasks.last().map_or(TaskId(0), |task| task.id);
         let listing = store.list_tasks(shard, None, after, limit).await?;
-        assert!(!listing.more || listing.tasks.len() == limit, "a listing before the end is full");
+        let more = listing.more.is_some();
+        assert!(!more || listing.tasks.len() == limit, "a listing before the end is full");
         tasks.extend(listing.tasks);
-        if !listing.more {
+        if !more {
             break;
         }
     }
