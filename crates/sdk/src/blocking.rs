@@ -12,6 +12,7 @@
 //! The connection lives on a thread of its own, in a small runtime. A thread of an async runtime must not wait: there,
 //! every operation returns a refusal that says so, also in `spawn_blocking`. Use [`crate::Client`] there.
 
+use std::iter::FusedIterator;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,7 +153,7 @@ impl Client {
         &self,
         watch: impl Future<Output = Result<client::Watch, Refusal>>,
     ) -> Result<Watch, Refusal> {
-        Ok(Watch { watch: self.thread.wait(watch)?, thread: self.thread.clone() })
+        Ok(Watch { watch: self.thread.wait(watch)?, thread: self.thread.clone(), over: false })
     }
 
     /// Cancels a task. True: it was running, and is being stopped.
@@ -167,7 +168,7 @@ impl Client {
 
     /// All tasks of a filter that have not ended, one after the other.
     pub fn list_all(&self, filter: Filter) -> Listing {
-        Listing { listing: self.client.list_all(filter), thread: self.thread.clone() }
+        Listing { listing: self.client.list_all(filter), thread: self.thread.clone(), over: false }
     }
 
     /// Every queue.
@@ -191,35 +192,48 @@ impl Client {
     }
 }
 
-/// Events as they happen: see [`crate::Watch`]. After an error the next try may succeed.
+/// Events as they happen: see [`crate::Watch`]. An error is the last item; [`Client::watch_from`] goes on after the last
+/// event that was seen.
 #[derive(Debug)]
 pub struct Watch {
     watch: client::Watch,
     thread: Arc<Thread>,
+    /// The last item was given.
+    over: bool,
 }
 
 impl Iterator for Watch {
     type Item = Result<v1::TaskEvent, Refusal>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.thread.wait(self.watch.next()).transpose()
+        let next = (!self.over).then(|| self.thread.wait(self.watch.next()).transpose()).flatten();
+        self.over = !matches!(next, Some(Ok(_)));
+        next
     }
 }
 
-/// The tasks of a filter: see [`Client::list_all`].
+impl FusedIterator for Watch {}
+
+/// The tasks of a filter: see [`Client::list_all`]. An error is the last item.
 #[derive(Debug)]
 pub struct Listing {
     listing: client::Listing,
     thread: Arc<Thread>,
+    /// The last item was given.
+    over: bool,
 }
 
 impl Iterator for Listing {
     type Item = Result<Task, Refusal>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.thread.wait(self.listing.next()).transpose()
+        let next = (!self.over).then(|| self.thread.wait(self.listing.next()).transpose()).flatten();
+        self.over = !matches!(next, Some(Ok(_)));
+        next
     }
 }
+
+impl FusedIterator for Listing {}
 
 /// Gathers tasks into calls: see [`crate::Batcher`]. What was handed in is sent before the last clone is gone, if
 /// that is not within an async runtime; [`Batcher::close`] waits for it.
@@ -240,7 +254,8 @@ impl Batcher {
         self.gathering.thread.wait(self.gathering.batcher.enqueue(task))
     }
 
-    /// Hands a task in, and waits only for room. The receipt is for its id.
+    /// Hands a task in, and waits only for room. The receipt is for its id. A task that no server would take is
+    /// refused here.
     pub fn push(&self, task: NewTask) -> Result<Receipt, Refusal> {
         let thread = self.gathering.thread.clone();
         Ok(Receipt { receipt: thread.wait(self.gathering.batcher.push(task))?, thread })

@@ -89,13 +89,9 @@ impl TestWorker {
 
     /// The same for a later run: the handler sees this number as its attempt.
     pub fn start_attempt(&self, queue: &str, task: NewTask, attempt: u32) -> Result<TestRun, Refusal> {
-        let NewTask { task } = task;
         QueueName::new(queue)?;
-        if task.payload.len() > bounds::PAYLOAD_BYTES {
-            let (is, most) = (task.payload.len(), bounds::PAYLOAD_BYTES);
-            return Err(Refusal::too_large("payload", format!("has {is} bytes, at most {most} are allowed")));
-        }
-        convert::new_task(task.clone())?;
+        task.check()?;
+        let NewTask { task } = task;
         let attempt = convert::parse_attempt("attempt", attempt)?.into();
         let run = (TaskId(1), Fence { epoch: Epoch(1), dispatch: u64::from(attempt) });
         let mut runner = InProcess::for_tests(self.handlers.clone(), self.grace);

@@ -40,7 +40,8 @@ impl Default for Batching {
 /// Gathers tasks into calls. Cheap to clone; all clones gather into the same calls.
 ///
 /// It holds a bounded number of tasks and bytes: beyond that, callers wait. Tasks that are gathered together are
-/// accepted or refused each by itself, as if it had been sent alone. When the last clone is dropped, what was handed
+/// accepted or refused each by itself, as if it had been sent alone; one that is out of bounds is refused before it is
+/// gathered. When the last clone is dropped, what was handed
 /// in is still sent, as long as the runtime lives; [`Batcher::close`] waits for it.
 ///
 /// ```no_run
@@ -120,8 +121,10 @@ impl Batcher {
         self.push(task).await?.await
     }
 
-    /// Hands a task in, and waits only for room. The receipt is for its id.
+    /// Hands a task in, and waits only for room. The receipt is for its id. A task that no server would take is
+    /// refused here.
     pub async fn push(&self, task: NewTask) -> Result<Receipt, Refusal> {
+        task.check()?;
         let NewTask { task } = task;
         let bytes = task.encoded_len();
         let closed = || Refusal::new(Kind::Conflict, "", "the batcher is closed; begin another one");
@@ -200,8 +203,8 @@ impl Gatherer {
     }
 }
 
-/// Sends tasks in one call, and answers each. A server takes all tasks of a call or none: one that it cannot take is
-/// answered by itself, and the others are sent again without it.
+/// Sends tasks in one call, and answers each. A server takes all tasks of a call or none: one that it cannot take, which
+/// is rare since each was checked before, is answered by itself, and the others are sent again without it.
 async fn send(client: Client, queue: Arc<str>, mut batch: Vec<Waiting>) {
     while !batch.is_empty() {
         let tasks = batch.iter().map(|waiting| waiting.task.clone().into()).collect();

@@ -10,7 +10,7 @@ mod task;
 mod watch;
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use evenhand_api::v1::client_client::ClientClient;
@@ -18,6 +18,7 @@ use evenhand_api::{MESSAGE_BYTES, convert, errors, v1};
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Refusal, bounds};
 use prost::Message;
+use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -33,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A try gets half of the time that is left, or so much if there is so much: a server that hangs must leave time
 /// for another try, and a large request over a slow line needs what it needs.
 const TRY: Duration = Duration::from_secs(10);
+/// How long an enqueue may take, at most. A server that has forgotten its request id would accept it again, so the last
+/// try must be over before that; a minute is for what is on its way.
+const ENQUEUE: Duration = Duration::from_millis(bounds::REQUEST_MS - 60_000);
 /// A server is told that nobody waits any more a little after that is so.
 const LATER: Duration = Duration::from_millis(100);
 /// The first wait between two tries, and the longest.
@@ -83,6 +87,9 @@ impl Client {
 
     /// How long a call may take, with all its tries; 30 s if nobody says. Zero: one try, of at most 10 s.
     ///
+    /// An enqueue is tried for nine minutes at most, however long the patience: a server remembers a request id for ten,
+    /// and would accept what comes later a second time.
+    ///
     /// It is for the calls of this clone: `client.clone().patience(..)` makes one call more or less patient. Waiting
     /// for events is not limited, only how long the server may be away meanwhile.
     pub fn patience(mut self, patience: Duration) -> Client {
@@ -120,7 +127,8 @@ impl Client {
             let what = format!("are {bytes} bytes; send at most {most} bytes of payload in one call");
             return Err(Refusal::too_large("tasks", what));
         }
-        let answer = self.call(request, async |mut grpc, request| grpc.enqueue(request).await).await?;
+        let client = self.clone().patience(self.patience.min(ENQUEUE));
+        let answer = client.call(request, async |mut grpc, request| grpc.enqueue(request).await).await?;
         Ok(Enqueued { ids: answer.ids, created: answer.created })
     }
 

@@ -169,7 +169,7 @@ impl Board {
         Board { keeps_all: true, ..Board::default() }
     }
 
-    fn say(&self, run: RunKey, progress: v1::Progress) {
+    pub(super) fn say(&self, run: RunKey, progress: v1::Progress) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let of_run = said.entry(run).or_default();
         if !self.keeps_all {
@@ -187,14 +187,23 @@ impl Board {
     /// All that has not been taken.
     pub(crate) fn take(&self) -> Vec<(RunKey, v1::Progress)> {
         let said = std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner));
-        let flat = said.into_iter().flat_map(|(run, all)| all.into_iter().map(move |one| (run, one)));
-        flat.collect()
+        flat(said)
+    }
+
+    /// The same of these runs only.
+    pub(super) fn take_of(&self, runs: impl Iterator<Item = RunKey>) -> Vec<(RunKey, v1::Progress)> {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        flat(runs.filter_map(|run| said.remove_entry(&run)))
     }
 
     /// Returns when something was said since the last time.
     pub(crate) async fn said(&self) {
         self.news.notified().await;
     }
+}
+
+fn flat(said: impl IntoIterator<Item = (RunKey, Vec<v1::Progress>)>) -> Vec<(RunKey, v1::Progress)> {
+    said.into_iter().flat_map(|(run, all)| all.into_iter().map(move |one| (run, one))).collect()
 }
 
 /// Which queues are served, and by what. A [`super::Worker`] has one; made by itself, the same one can be given to a

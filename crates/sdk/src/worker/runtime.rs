@@ -14,6 +14,7 @@ use evenhand_core::life::End;
 use evenhand_core::names::{Epoch, Fence, Millis, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::refusal::Kind;
 use evenhand_core::worker::{self as core, Down, Effect, Exit, Input};
+use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
@@ -39,11 +40,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How long a guardian or a drained worker tries to say that it is over.
 const SAY_DEAD_WITHIN: Duration = Duration::from_secs(3);
-/// Bytes of results in one message.
+/// Bytes of ends in one message. With these, the output below and the progress of every slot, a message is within
+/// `MESSAGE_BYTES`.
 const RESULTS: usize = 8 * 1024 * 1024;
-/// Lines of output that gather at most; more are counted.
+/// Lines of output that gather at most, and their bytes; more are counted.
 const LINES: usize = 4_096;
-/// Between two times that progress is told, unless a run ends.
+const LINE_BYTES: usize = 4 * 1024 * 1024;
+/// Between two times that progress is told. The last word of a run goes with its end, whenever that is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Which run.
@@ -128,7 +131,9 @@ pub(crate) struct Runtime<R> {
     /// Ends that are not acknowledged.
     ended: HashMap<RunKey, v1::Ended>,
     news: v1::News,
+    /// Lines in the news, and their bytes.
     lines: usize,
+    line_bytes: usize,
     board: Arc<Board>,
     /// When progress may be told again.
     progress_at: Instant,
@@ -175,6 +180,7 @@ impl<R: Runner> Runtime<R> {
             ended: HashMap::new(),
             news: v1::News::default(),
             lines: 0,
+            line_bytes: 0,
             handled: 0,
             link: None,
             connecting: false,
@@ -279,7 +285,7 @@ impl<R: Runner> Runtime<R> {
             Ok(link) => {
                 self.link = Some(link);
                 self.news = v1::News::default();
-                self.lines = 0;
+                (self.lines, self.line_bytes) = (0, 0);
                 self.handled = 0;
                 self.step(Input::Connected, effects);
             }
@@ -309,27 +315,17 @@ impl<R: Runner> Runtime<R> {
 
     fn send_news(&mut self) {
         let Some(link) = &self.link else { return };
-        let ends = !self.news.ended.is_empty();
-        let progressed = (ends || Instant::now() >= self.progress_at) && !self.board.is_empty();
-        if !progressed && !has_news(&self.news) {
+        let now = Instant::now();
+        let tells = now >= self.progress_at && !self.board.is_empty();
+        if !tells && !has_news(&self.news) {
             return;
         }
         let Ok(permit) = link.out.try_reserve() else { return };
-        let mut news = std::mem::take(&mut self.news);
-        self.lines = 0;
-        if progressed {
-            self.progress_at = Instant::now() + PROGRESS_EVERY;
-            let wire = |((task, fence), progress)| v1::RunProgress {
-                run: Some(convert::run_id(task, fence)),
-                progress: Some(progress),
-            };
-            news.progress = self.board.take().into_iter().map(wire).collect();
+        if tells {
+            self.progress_at = now + PROGRESS_EVERY;
         }
-        // What a run said goes before its end, which the server reads first.
-        let says = !news.output.is_empty() || !news.progress.is_empty();
-        let fit = if says { 0 } else { fit(&news.ended) };
-        // What does not fit goes with the next one.
-        self.news.ended = news.ended.split_off(fit);
+        (self.lines, self.line_bytes) = (0, 0);
+        let news = next_message(&mut self.news, &self.board, tells);
         permit.send(v1::Up { message: Some(v1::up::Message::News(news)) });
     }
 
@@ -455,10 +451,12 @@ impl<R: Runner> Runtime<R> {
 
     fn on_output(&mut self, run: RunKey, line: Option<String>, dropped: u64) {
         let id = convert::run_id(run.0, run.1);
+        let line = line.map(cut);
         if self.link.is_none() || self.news.output.len() >= LINES {
             return; // nobody would hear it, or too many are talking
         }
-        let fits = self.lines < LINES;
+        let bytes = line.as_ref().map_or(0, String::len);
+        let fits = self.lines < LINES && self.line_bytes + bytes <= LINE_BYTES;
         let same = |output: &v1::Output| output.run == Some(id);
         if !self.news.output.last().is_some_and(same) {
             self.news.output.push(v1::Output { run: Some(id), lines: Vec::new(), dropped: 0 });
@@ -468,7 +466,8 @@ impl<R: Runner> Runtime<R> {
             match line {
                 Some(line) if fits => {
                     self.lines += 1;
-                    output.lines.push(cut(line));
+                    self.line_bytes += bytes;
+                    output.lines.push(line);
                 }
                 Some(_) => output.dropped += 1,
                 None => {}
@@ -559,11 +558,30 @@ fn quit() -> Refusal {
     Refusal::new(Kind::Unavailable, "", what)
 }
 
+/// What is said next: all the news, but only as many ends as fit; the others stay. The progress of every run, if it is
+/// time to tell it, and otherwise of those whose ends are told: a server takes what a run said before the ends of the
+/// same message, so that neither waits for the other.
+fn next_message(news: &mut v1::News, board: &Board, tells: bool) -> v1::News {
+    let mut next = std::mem::take(news);
+    news.ended = next.ended.split_off(fit(&next.ended));
+    let said = if tells {
+        board.take()
+    } else {
+        board.take_of(next.ended.iter().filter_map(|ended| ended.run.as_ref()).map(convert::parse_run_id))
+    };
+    let wire = |((task, fence), progress)| v1::RunProgress {
+        run: Some(convert::run_id(task, fence)),
+        progress: Some(progress),
+    };
+    next.progress = said.into_iter().map(wire).collect();
+    next
+}
+
 /// How many ends fit into one message.
 fn fit(ended: &[v1::RunEnded]) -> usize {
     let mut bytes = 0;
     let fit = ended.iter().take_while(|ended| {
-        bytes += ended.result.len() + ended.error.len();
+        bytes += ended.encoded_len();
         bytes <= RESULTS
     });
     fit.count().max(1).min(ended.len())
@@ -651,5 +669,78 @@ pub async fn say_dead(server: &str, instance: &Instance) {
     };
     if tokio::time::timeout(SAY_DEAD_WITHIN, said).await.is_err() {
         debug!(seat = instance.seat, "the server could not be told that the worker is over");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(task: u64) -> RunKey {
+        (TaskId(task), Fence { epoch: Epoch(1), dispatch: task })
+    }
+
+    fn ended(task: u64, bytes: usize) -> v1::RunEnded {
+        let (task, fence) = run(task);
+        v1::RunEnded {
+            run: Some(convert::run_id(task, fence)),
+            result: vec![0; bytes].into(),
+            ..v1::RunEnded::default()
+        }
+    }
+
+    fn output(task: u64) -> v1::Output {
+        let (task, fence) = run(task);
+        v1::Output { run: Some(convert::run_id(task, fence)), lines: vec!["x".into()], dropped: 0 }
+    }
+
+    fn tasks(said: &v1::News) -> Vec<u64> {
+        let mut tasks: Vec<u64> =
+            said.progress.iter().filter_map(|said| said.run.as_ref()).map(|run| run.task).collect();
+        tasks.sort_unstable();
+        tasks
+    }
+
+    #[test]
+    fn an_end_waits_neither_for_output_nor_for_progress_and_does_not_hurry_that_of_others() {
+        let board = Board::default();
+        for task in 1..=3 {
+            board.say(run(task), v1::Progress::default());
+        }
+        let mut news =
+            v1::News { output: vec![output(1), output(2)], ended: vec![ended(1, 1)], ..v1::News::default() };
+        let sent = next_message(&mut news, &board, false);
+        assert_eq!((sent.output.len(), sent.ended.len()), (2, 1), "what others say does not hold it up");
+        assert_eq!(tasks(&sent), [1], "its own last word, and no one else's");
+        assert_eq!(tasks(&next_message(&mut news, &board, true)), [2, 3], "theirs, when it is time");
+        assert!(!has_news(&news));
+    }
+
+    #[test]
+    fn ends_that_do_not_fit_go_with_the_next_message() {
+        let board = Board::default();
+        board.say(run(2), v1::Progress::default());
+        let ends = vec![ended(1, RESULTS - 100), ended(2, 200), ended(3, 200)];
+        let mut news = v1::News { output: vec![output(2)], ended: ends, ..v1::News::default() };
+        let sent = next_message(&mut news, &board, false);
+        assert_eq!((sent.output.len(), sent.ended.len(), tasks(&sent)), (1, 1, vec![]));
+        let sent = next_message(&mut news, &board, false);
+        assert_eq!((sent.ended.len(), tasks(&sent)), (2, vec![2]));
+    }
+
+    #[test]
+    fn the_largest_message_is_within_bounds() {
+        let slots = evenhand_core::bounds::SLOTS_PER_WORKER as usize;
+        let a_progress = v1::RunProgress {
+            run: Some(v1::RunId { task: u64::MAX, epoch: u64::MAX, dispatch: u64::MAX }),
+            progress: Some(v1::Progress {
+                fraction: Some(0.5),
+                message: "x".repeat(evenhand_api::PROGRESS_BYTES),
+            }),
+        };
+        // Tags and lengths are at most 8 bytes each.
+        let per_run = a_progress.encoded_len() + 8;
+        let refused_and_output = (slots + LINES) * 64 + LINES * 8;
+        assert!(RESULTS + LINE_BYTES + slots * per_run + slots * 8 + refused_and_output < MESSAGE_BYTES);
     }
 }

@@ -70,26 +70,72 @@ async fn a_batch_takes_what_is_good_and_refuses_the_rest_by_itself() {
     let mut receipts = Vec::new();
     for n in 0..300 {
         let key = if n % 50 == 7 { "k".repeat(300) } else { format!("k{n}") };
-        receipts.push((n, batch.push(NewTask::json(&n).unwrap().key(key)).await.unwrap()));
-    }
-    let mut ids = HashSet::new();
-    for (n, receipt) in receipts {
-        match receipt.await {
-            Ok(id) => {
-                let payload = home.client.payload(&id).await.unwrap();
-                assert_eq!(payload.bytes, n.to_string(), "each caller gets the id of its own task");
-                ids.insert(id);
-            }
+        match batch.push(NewTask::json(&n).unwrap().key(key)).await {
+            Ok(receipt) => receipts.push((n, receipt)),
             Err(refusal) => {
                 assert_eq!((n % 50, refusal.kind, refusal.field.as_str()), (7, Kind::TooLarge, "key"));
             }
         }
+    }
+    let mut ids = HashSet::new();
+    for (n, receipt) in receipts {
+        let id = receipt.await.unwrap();
+        let payload = home.client.payload(&id).await.unwrap();
+        assert_eq!(payload.bytes, n.to_string(), "each caller gets the id of its own task");
+        ids.insert(id);
     }
     assert_eq!(ids.len(), 294);
     // A refusal that is about the queue is everybody's.
     let nowhere = home.client.batch("a/b");
     assert_eq!(nowhere.enqueue(NewTask::new("x")).await.unwrap_err().field, "queue");
     home.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_refuses_at_once_and_alone_what_a_server_would() {
+    let home = Home::new().await;
+    // Nobody is there: what is refused is refused without a call.
+    let (_listener, away) = hung().await;
+    let batch = away.batch("q");
+    let task = || NewTask::new("x");
+    let year = Duration::from_secs(365 * 24 * 3_600);
+    let (mega, second) = (1024 * 1024, Duration::from_secs(1));
+    for bad in [
+        task().key("k".repeat(257)),
+        task().weight_thousandths(0),
+        task().priority(10),
+        task().priority(1_000),
+        task().max_attempts(0),
+        task().max_attempts(1_001),
+        task().max_duration(Duration::ZERO),
+        task().max_duration(year + second),
+        task().content_type("none"),
+        task().content_type(format!("c/{}", "c".repeat(126))),
+        NewTask::new(vec![0; mega + 1]),
+    ] {
+        let here = batch.push(bad.clone()).await.unwrap_err();
+        let there = home.client.enqueue("q", bad).await.unwrap_err();
+        let field = there.field.strip_prefix("tasks[0].").unwrap();
+        assert_eq!((here.kind, here.field.as_str()), (there.kind, field), "{here} {there}");
+    }
+    for good in [
+        task().key("k".repeat(256)).weight_thousandths(1).priority(9).max_attempts(1_000),
+        task().priority(0).max_attempts(1).max_duration(year),
+        NewTask::new(vec![0; mega]).content_type(format!("c/{}", "c".repeat(125))),
+    ] {
+        home.client.batch("q").enqueue(good).await.unwrap();
+    }
+    home.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_enqueue_is_not_tried_again_when_its_request_id_may_be_forgotten() {
+    let (_listener, client) = hung().await;
+    let client = client.patience(Duration::from_secs(24 * 3_600));
+    let began = tokio::time::Instant::now();
+    assert_eq!(client.enqueue("q", NewTask::new("x")).await.unwrap_err().kind, Kind::Unavailable);
+    let minutes = began.elapsed().as_secs() / 60;
+    assert!((8..10).contains(&minutes), "{minutes} minutes");
 }
 
 #[tokio::test]
@@ -250,6 +296,11 @@ fn without_async_there_is_a_client_too() {
     assert_eq!(task.state(), TaskState::Canceled);
     assert_eq!(client.get("0-999").unwrap_err().kind, Kind::NotFound);
 
+    // An error is the last item: whoever passes over errors comes to an end.
+    let mut listing = client.list_all(Filter::all().queue("a/b"));
+    assert_eq!(listing.next().unwrap().unwrap_err().field, "queue");
+    assert!(listing.next().is_none());
+
     // What a batch was given is sent before it is gone, whatever becomes of the client.
     let batch = client.batch_with("q", Batching { linger: Duration::from_secs(3_600), ..Default::default() });
     let receipt = batch.push(NewTask::new("y")).unwrap();
@@ -258,6 +309,7 @@ fn without_async_there_is_a_client_too() {
 
     // In a runtime it says what is wrong, and waits for nothing.
     let client = blocking::Client::new(&home.url).unwrap();
+    let watch = client.clone().patience(Duration::ZERO).watch_all(Filter::all()).unwrap();
     runtime.block_on(async {
         assert_eq!(blocking::Client::new(&home.url).unwrap_err().field, "client");
         assert_eq!(client.get(&id).unwrap_err().field, "client");
@@ -265,4 +317,5 @@ fn without_async_there_is_a_client_too() {
         home.client.get(&id).await.unwrap();
         home.stop().await;
     });
+    assert_eq!(watch.filter_map(Result::ok).count(), 0, "the server is gone, and this comes to an end");
 }
