@@ -63,6 +63,41 @@ impl NewTask {
             payload: Arc::from([]),
         }
     }
+
+    /// Whether it may be accepted, with a payload of so many bytes: callers may keep that apart.
+    pub fn check(&self, payload_bytes: usize) -> Result<(), Refusal> {
+        if self.priority.0 >= bounds::PRIORITIES {
+            let last = bounds::PRIORITIES - 1;
+            return Err(Refusal::invalid(
+                "priority",
+                format!("{} is out of range; use 0 (first) to {last}", self.priority),
+            ));
+        }
+        if self.class.0 >= bounds::CLASSES {
+            return Err(Refusal::invalid("class", format!("{} is not a class of this queue", self.class)));
+        }
+        if self.max_attempts == 0 || self.max_attempts > bounds::ATTEMPTS {
+            let (is, most) = (self.max_attempts, bounds::ATTEMPTS);
+            return Err(Refusal::invalid("max_attempts", format!("{is} is out of range; use 1 to {most}")));
+        }
+        if self.max_duration_ms > bounds::DURATION_MS {
+            let (is, most) = (self.max_duration_ms, bounds::DURATION_MS);
+            return Err(Refusal::invalid(
+                "max_duration_ms",
+                format!("{is} is out of range; use 1 to {most}"),
+            ));
+        }
+        if payload_bytes > bounds::PAYLOAD_BYTES {
+            let (is, most) = (payload_bytes, bounds::PAYLOAD_BYTES);
+            return Err(Refusal::too_large(
+                "payload",
+                format!(
+                    "has {is} bytes, at most {most} are allowed; store it elsewhere and send its address"
+                ),
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// One try at a task, with all that a new owner needs to count it as running.

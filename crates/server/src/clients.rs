@@ -48,10 +48,10 @@ impl<S: Store + 'static> Clients<S> {
         let queue = QueueName::new(&request.queue)?;
         let once = request_key(&queue, &request.request_id)?;
         if request.tasks.len() > bounds::TASKS_PER_ENQUEUE {
-            let (is, most) = (request.tasks.len(), bounds::TASKS_PER_ENQUEUE);
+            let most = bounds::TASKS_PER_ENQUEUE;
             return Err(Refusal::too_large(
                 "tasks",
-                format!("has {is} tasks; send at most {most} in one call"),
+                format!("are too many; send at most {most} in one call"),
             ));
         }
         let tasks = request.tasks.into_iter().enumerate();

@@ -48,7 +48,7 @@ impl Shard {
         }
         let mut bytes = 0;
         for (n, task) in tasks.iter().enumerate() {
-            check_task(task).map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))?;
+            task.check(task.payload.len()).map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))?;
             bytes += task.payload.len();
         }
         if bytes > bounds::PAYLOAD_BYTES_PER_ENQUEUE {
@@ -239,33 +239,4 @@ impl Shard {
         self.batch.changes.push(Change::Override { queue: id, key, weight });
         self.answer_after_commit(request, Answer::WeightSet, effects);
     }
-}
-
-fn check_task(task: &NewTask) -> Result<(), Refusal> {
-    if task.priority.0 >= bounds::PRIORITIES {
-        let last = bounds::PRIORITIES - 1;
-        return Err(Refusal::invalid(
-            "priority",
-            format!("{} is out of range; use 0 (first) to {last}", task.priority),
-        ));
-    }
-    if task.class.0 >= bounds::CLASSES {
-        return Err(Refusal::invalid("class", format!("{} is not a class of this queue", task.class)));
-    }
-    if task.max_attempts == 0 || task.max_attempts > bounds::ATTEMPTS {
-        let (is, most) = (task.max_attempts, bounds::ATTEMPTS);
-        return Err(Refusal::invalid("max_attempts", format!("{is} is out of range; use 1 to {most}")));
-    }
-    if task.max_duration_ms > bounds::DURATION_MS {
-        let (is, most) = (task.max_duration_ms, bounds::DURATION_MS);
-        return Err(Refusal::invalid("max_duration_ms", format!("{is} is out of range; use 1 to {most}")));
-    }
-    if task.payload.len() > bounds::PAYLOAD_BYTES {
-        let (is, most) = (task.payload.len(), bounds::PAYLOAD_BYTES);
-        return Err(Refusal::too_large(
-            "payload",
-            format!("has {is} bytes, at most {most} are allowed; store it elsewhere and send its address"),
-        ));
-    }
-    Ok(())
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use evenhand_api::{convert, v1};
-use evenhand_core::{Refusal, bounds};
+use evenhand_core::Refusal;
 use serde::Serialize;
 
 use super::TaskState;
@@ -80,25 +80,9 @@ impl NewTask {
 
     /// Says what a server would say of this task, whatever else it has: spares a call, or spoiling one for others.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
-        let bytes = self.payload_bytes();
         // Without the payload, which would be copied.
         let task = convert::new_task(v1::NewTask { payload: Bytes::new(), ..self.task.clone() })?;
-        let range = |field: &str, is: u64, first: u64, last: u64| match (first..=last).contains(&is) {
-            true => Ok(()),
-            false => Err(Refusal::invalid(field, format!("{is} is out of range; use {first} to {last}"))),
-        };
-        range("priority", task.priority.0.into(), 0, u64::from(bounds::PRIORITIES) - 1)?;
-        range("max_attempts", task.max_attempts.into(), 1, bounds::ATTEMPTS.into())?;
-        // 0 is nobody's wish here: it was refused above if it was said.
-        range("max_duration_ms", task.max_duration_ms, 0, bounds::DURATION_MS)?;
-        if bytes > bounds::PAYLOAD_BYTES {
-            let most = bounds::PAYLOAD_BYTES;
-            let what = format!(
-                "has {bytes} bytes, at most {most} are allowed; store it elsewhere and send its address"
-            );
-            return Err(Refusal::too_large("payload", what));
-        }
-        Ok(())
+        task.check(self.payload_bytes())
     }
 }
 
