@@ -1,14 +1,20 @@
 //! `evenhand submit`: a task, a task and its end, or every line of a file.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::Args as ClapArgs;
 use evenhand::{Client, NewTask, Refusal, wire};
+use evenhand_api::convert;
 use evenhand_api::rest::{self, EnqueuedTask, State};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
 
 use crate::client::LookArgs;
 use crate::table::of;
@@ -20,6 +26,12 @@ use crate::{Done, Failure, parse};
 const BATCH: usize = 1_000;
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 const CALLS: usize = 4;
+/// A task waits at most so long for others to go with it.
+const GATHER: Duration = Duration::from_millis(100);
+/// Lines that are read ahead.
+const LINES: usize = 64;
+/// How long a server may be away from a batch.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What to submit.
 #[derive(Debug, ClapArgs)]
@@ -139,62 +151,180 @@ async fn submit_batch(client: &Client, args: &Args, file: &PathBuf) -> Done {
             (Box::new(std::io::BufReader::new(file)), bytes)
         }
     };
-    let bar = progress(size);
-    let mut calls = tokio::task::JoinSet::new();
-    let (mut tasks, mut bytes, mut accepted) = (Vec::with_capacity(BATCH), 0, 0);
-    let mut count = |done: Option<Result<Result<evenhand::Enqueued, Refusal>, tokio::task::JoinError>>| {
-        let Some(done) = done else { return Ok(()) };
-        let enqueued = done.map_err(Failure::new)??;
-        accepted += enqueued.ids.len() as u64;
-        if args.look.json {
+    // A reader of its own: a pipe may be silent for long, and cannot be asked whether it has more.
+    let (send, mut lines) = mpsc::channel(LINES);
+    std::thread::spawn(move || {
+        for line in input.lines() {
+            if send.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let mut batch = Batch::new(client, args, progress(size));
+    let mut done = batch.read(&mut lines).await;
+    // What is on its way may be accepted, whatever happens to us.
+    while let Some(answer) = batch.calls.join_next().await {
+        let counted = batch.on_answer(answer);
+        done = done.and(counted);
+    }
+    batch.bar.finish_and_clear();
+    done?;
+    batch.said()
+}
+
+/// Tasks of one call, and the line of each.
+#[derive(Debug, Default)]
+struct Gathered {
+    tasks: Vec<NewTask>,
+    lines: Vec<u64>,
+    bytes: usize,
+}
+
+/// How a call ended, and the lines that were in it.
+type Answered = (Vec<u64>, Result<evenhand::Enqueued, Refusal>);
+
+/// A batch on its way.
+struct Batch<'a> {
+    client: Client,
+    args: &'a Args,
+    bar: ProgressBar,
+    /// What is not sent yet, and since when.
+    gathered: Gathered,
+    since: Instant,
+    calls: JoinSet<Answered>,
+    accepted: u64,
+    /// What went wrong, by line.
+    wrong: BTreeMap<u64, Failure>,
+}
+
+impl<'a> Batch<'a> {
+    fn new(client: &Client, args: &'a Args, bar: ProgressBar) -> Batch<'a> {
+        Batch {
+            client: client.clone().patience(PATIENCE),
+            args,
+            bar,
+            gathered: Gathered::default(),
+            since: Instant::now(),
+            calls: JoinSet::new(),
+            accepted: 0,
+            wrong: BTreeMap::new(),
+        }
+    }
+
+    /// Sends every line, until there are no more or one is wrong. What was gathered before that one is sent.
+    async fn read(&mut self, lines: &mut mpsc::Receiver<std::io::Result<String>>) -> Result<(), Failure> {
+        let mut n = 0;
+        // A call that was refused ends it.
+        while self.wrong.is_empty() {
+            let waits = !self.gathered.tasks.is_empty();
+            tokio::select! {
+                biased;
+                Some(answer) = self.calls.join_next() => self.on_answer(answer)?,
+                line = lines.recv() => {
+                    let Some(line) = line else { break };
+                    n += 1;
+                    if let Err(failure) = self.on_line(n, line) {
+                        self.wrong.insert(n, failure);
+                        break;
+                    }
+                    if self.gathered.tasks.len() == BATCH || self.gathered.bytes >= BATCH_BYTES {
+                        self.send().await?;
+                    }
+                }
+                () = tokio::time::sleep_until(self.since + GATHER), if waits => self.send().await?,
+            }
+        }
+        self.send().await
+    }
+
+    fn on_line(&mut self, n: u64, line: std::io::Result<String>) -> Result<(), Failure> {
+        let line = line.map_err(|error| Failure::new(format!("line {n}: {error}")))?;
+        self.bar.inc(line.len() as u64 + 1);
+        if line.trim().is_empty() {
+            return Ok(());
+        }
+        let task = batch_line(self.args, &line)
+            .map_err(|what| Failure { text: format!("line {n}: {what}"), exit: 2 })?;
+        if self.gathered.tasks.is_empty() {
+            self.since = Instant::now();
+        }
+        self.gathered.bytes += task.payload_bytes();
+        self.gathered.tasks.push(task);
+        self.gathered.lines.push(n);
+        Ok(())
+    }
+
+    /// Sends what is gathered, if no call was refused.
+    async fn send(&mut self) -> Result<(), Failure> {
+        while self.calls.len() >= CALLS
+            && let Some(answer) = self.calls.join_next().await
+        {
+            self.on_answer(answer)?;
+        }
+        let Gathered { tasks, lines, .. } = std::mem::take(&mut self.gathered);
+        // A line that is wrong is the last one: what was gathered comes before it.
+        let refused = lines.last().is_some_and(|last| self.wrong.range(..last).next().is_some());
+        if tasks.is_empty() || refused {
+            return Ok(());
+        }
+        let (client, queue) = (self.client.clone(), self.args.queue.clone());
+        self.calls.spawn(async move { (lines, client.enqueue_all(&queue, tasks).await) });
+        Ok(())
+    }
+
+    fn on_answer(&mut self, answer: Result<Answered, JoinError>) -> Result<(), Failure> {
+        let (lines, answer) = answer.map_err(Failure::new)?;
+        let enqueued = match answer {
+            Ok(enqueued) => enqueued,
+            Err(refusal) => {
+                self.wrong.insert(lines.first().copied().unwrap_or_default(), refused(&lines, refusal));
+                return Ok(());
+            }
+        };
+        self.accepted += enqueued.ids.len() as u64;
+        self.bar.set_message(format!("{} accepted", of(self.accepted, "task")));
+        if self.args.look.json {
             for id in enqueued.ids {
                 print_json(&EnqueuedTask { id, created: enqueued.created })?;
             }
         }
-        bar.set_message(format!("{} accepted", of(accepted, "task")));
-        Ok::<(), Failure>(())
-    };
-    for (n, line) in input.lines().enumerate() {
-        let line = line.map_err(|error| Failure::new(format!("line {}: {error}", n + 1)))?;
-        bar.inc(line.len() as u64 + 1);
-        if line.trim().is_empty() {
-            continue;
+        Ok(())
+    }
+
+    /// Says how many were accepted, and what was not.
+    fn said(self) -> Done {
+        let accepted = format!("{} accepted", of(self.accepted, "task"));
+        if let Some(exit) = self.wrong.values().next().map(|failure| failure.exit) {
+            let wrong: Vec<String> = self.wrong.into_values().map(|failure| failure.text).collect();
+            return Err(Failure { text: format!("{}; {accepted}", wrong.join("\n")), exit });
         }
-        let task = batch_line(args, &line).map_err(|what| Failure {
-            text: format!("line {}: {what}; lines before it may be accepted", n + 1),
-            exit: 2,
-        })?;
-        bytes += task.payload_bytes();
-        tasks.push(task);
-        if tasks.len() == BATCH || bytes >= BATCH_BYTES {
-            bytes = 0;
-            if calls.len() == CALLS {
-                count(calls.join_next().await)?;
-            }
-            spawn(&mut calls, client, &args.queue, std::mem::take(&mut tasks));
+        if !self.args.look.json {
+            print(format!("{accepted}\n"))?;
         }
+        Ok(ExitCode::SUCCESS)
     }
-    if !tasks.is_empty() {
-        spawn(&mut calls, client, &args.queue, tasks);
-    }
-    while !calls.is_empty() {
-        count(calls.join_next().await)?;
-    }
-    bar.finish_and_clear();
-    if !args.look.json {
-        print(format!("{} accepted\n", of(accepted, "task")))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn spawn(
-    calls: &mut tokio::task::JoinSet<Result<evenhand::Enqueued, Refusal>>,
-    client: &Client,
-    queue: &str,
-    tasks: Vec<NewTask>,
-) {
-    let (client, queue) = (client.clone().patience(Duration::from_secs(60)), queue.to_string());
-    calls.spawn(async move { client.enqueue_all(&queue, tasks).await });
+/// What a server said of a call, by the lines of the file: it knows only the places within the call.
+fn refused(lines: &[u64], mut refusal: Refusal) -> Failure {
+    let all = match lines {
+        [first, .., last] => format!("lines {first} to {last}"),
+        [line] => format!("line {line}"),
+        [] => String::new(),
+    };
+    let place = refusal.field.strip_prefix("tasks[").and_then(|rest| rest.split_once(']'));
+    let place = place.and_then(|(n, field)| {
+        let line = lines.get(n.parse::<usize>().ok()?)?;
+        Some((*line, field.trim_start_matches('.').to_string()))
+    });
+    let Some((line, field)) = place else {
+        let failure = Failure::from(refusal);
+        return Failure { text: format!("{all}: {}", failure.text), ..failure };
+    };
+    refusal.field = field;
+    let failure = Failure::from(refusal);
+    let with_it = if lines.len() > 1 { format!("; with it {all} are refused") } else { String::new() };
+    Failure { text: format!("line {line}: {}{with_it}", failure.text), ..failure }
 }
 
 /// A task from a line of a batch.
@@ -207,8 +337,11 @@ fn batch_line(args: &Args, line: &str) -> Result<NewTask, String> {
     let task: rest::NewTask = serde_path_to_error::deserialize(&mut json)
         .map_err(|error| wrong_field(&error.path().to_string(), error.inner()))?;
     json.end().map_err(|error| wrong_field(".", &error))?;
-    let task = flagged(args, task).to_wire();
-    task.map(NewTask::from).map_err(|refusal| format!("{} {}", refusal.field, refusal.message))
+    let wrong = |refusal: Refusal| format!("{} {}", refusal.field, refusal.message);
+    let task = flagged(args, task).to_wire().map_err(wrong)?;
+    // What a server would not take is told before it is sent. It asks nothing of the payload's bytes.
+    convert::new_task(wire::NewTask { payload: Bytes::new(), ..task.clone() }).map_err(wrong)?;
+    Ok(NewTask::from(task))
 }
 
 /// What serde found, in our words.
@@ -275,6 +408,9 @@ mod tests {
             "{\"weight\": 0}",
             "{\"payload\": 1, \"text\": \"a\"}",
             "{\"base64\": \"!\"}",
+            "{\"key\": \"a\\u0000b\"}",
+            "{\"content_type\": \"json\"}",
+            "{\"max_duration_ms\": 0}",
             "{\"key\": \"a\", \"key\": \"b\"}",
             "{\"key\": \"a\"",
             "{\"key\": a}",
@@ -295,6 +431,9 @@ mod tests {
             {"weight": 0}  ->  weight 0.0 is out of range; use 0.001 to 1000 with at most three decimals
             {"payload": 1, "text": "a"}  ->  payload is given twice; use one of payload, text and base64
             {"base64": "!"}  ->  base64 cannot be read: Invalid symbol 33, offset 0.
+            {"key": "a\u0000b"}  ->  key contains the control character '\0'; remove it
+            {"content_type": "json"}  ->  content_type "json" is none; one looks like text/plain
+            {"max_duration_ms": 0}  ->  max_duration_ms 0 is out of range; use 1 to 31536000000
             {"key": "a", "key": "b"}  ->  key is given twice
             {"key": "a"  ->  is no JSON: EOF while parsing an object (column 11)
             {"key": a}  ->  is no JSON: expected value (column 9)
@@ -303,6 +442,20 @@ mod tests {
             null  ->  must be a JSON object
             hello  ->  must be a JSON object
         "#]].assert_eq(&said.concat());
+    }
+
+    #[test]
+    fn what_a_server_refuses_is_told_by_line() {
+        let at = |field: &str, lines: &[u64]| refused(lines, Refusal::invalid(field, "is wrong")).text;
+        assert_eq!(
+            at("tasks[1].key", &[1001, 1003, 1004]),
+            "line 1003: key: is wrong; with it lines 1001 to 1004 are refused"
+        );
+        assert_eq!(at("tasks[0].key", &[7]), "line 7: key: is wrong");
+        assert_eq!(at("tasks[0]", &[7]), "line 7: is wrong");
+        // Not of one task, or of one that was not there.
+        assert_eq!(at("queue", &[3, 4, 5]), "lines 3 to 5: queue: is wrong");
+        assert_eq!(at("tasks[9].key", &[3]), "line 3: tasks[9].key: is wrong");
     }
 
     #[test]

@@ -8,7 +8,6 @@ use clap::Args as ClapArgs;
 use evenhand::{Client, Kind, Refusal, wire};
 use evenhand_api::rest;
 use serde::Serialize;
-use tokio::time::MissedTickBehavior;
 
 use crate::client::LookArgs;
 use crate::terminal::{Look, Stream, line, print_json};
@@ -16,6 +15,8 @@ use crate::{Done, Failure, show};
 
 /// How often a line that is replaced is looked at again.
 const TICK: Duration = Duration::from_secs(1);
+/// How long such a look may take before the line says that the server is away.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
 /// How long a server may be away from somebody who watches.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What a shell says of a command that was ended by Ctrl-C.
@@ -78,9 +79,13 @@ struct Named {
 }
 
 /// Events, also of a server that is restarted meanwhile. Whether it is there at all is found out sooner.
-async fn events(client: &Client, request: wire::WatchRequest) -> Result<evenhand::Watch, Refusal> {
+async fn events(
+    client: &Client,
+    request: wire::WatchRequest,
+    patience: Duration,
+) -> Result<evenhand::Watch, Refusal> {
     client.status().await?;
-    client.clone().patience(PATIENCE).watch_from(request).await
+    client.clone().patience(patience).watch_from(request).await
 }
 
 /// One task, until it has ended.
@@ -89,6 +94,7 @@ pub(crate) struct Follow<'a> {
     id: &'a str,
     shown: Shown,
     live: Live,
+    patience: Duration,
     /// How it stood last.
     task: Option<rest::Task>,
 }
@@ -99,35 +105,22 @@ impl<'a> Follow<'a> {
             Shown::Text(stream) => Live::new(stream),
             Shown::Nothing | Shown::Json => Live { stream: Stream::Err, on: false, drawn: false },
         };
-        Follow { client, id, shown, live, task: None }
+        Follow { client, id, shown, live, patience: PATIENCE, task: None }
     }
 
     /// How it ended.
     pub(crate) async fn until_it_ends(mut self) -> Result<evenhand::Task, Failure> {
         let request = wire::WatchRequest { id: self.id.into(), ..wire::WatchRequest::default() };
-        let mut events = events(self.client, request).await?;
+        let events = events(self.client, request, self.patience).await?;
         let live = self.live.on;
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Neither is given up for the other: to come back to a server may take longer than a tick, and nobody
+        // who presses Ctrl-C waits for an answer.
+        let mut next = std::pin::pin!(next_of(events));
+        let mut look = std::pin::pin!(look_after(Duration::ZERO, self.client, self.id));
         let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
         loop {
             tokio::select! {
                 biased;
-                event = events.next() => match event {
-                    Ok(Some(event)) => {
-                        let over = ended(&event);
-                        self.on_event(event)?;
-                        if let Some(task) = over {
-                            self.live.clear()?;
-                            return Ok(task);
-                        }
-                    }
-                    Ok(None) => return Err(Failure::new("the stream of events has ended")),
-                    Err(refusal) => {
-                        self.live.clear()?;
-                        return Err(refusal.into());
-                    }
-                },
                 _ = &mut interrupted => {
                     self.live.clear()?;
                     let goes_on = match self.shown {
@@ -136,7 +129,26 @@ impl<'a> Follow<'a> {
                     };
                     return Err(Failure { text: goes_on, exit: INTERRUPTED });
                 }
-                _ = tick.tick(), if live => self.on_tick().await?,
+                (event, events) = &mut next => match event {
+                    Ok(Some(event)) => {
+                        let over = ended(&event);
+                        self.on_event(event)?;
+                        if let Some(task) = over {
+                            self.live.clear()?;
+                            return Ok(task);
+                        }
+                        next.set(next_of(events));
+                    }
+                    Ok(None) => return Err(Failure::new("the stream of events has ended")),
+                    Err(refusal) => {
+                        self.live.clear()?;
+                        return Err(refusal.into());
+                    }
+                },
+                seen = &mut look, if live => {
+                    self.on_look(seen)?;
+                    look.set(look_after(TICK, self.client, self.id));
+                }
             }
         }
     }
@@ -168,8 +180,8 @@ impl<'a> Follow<'a> {
     }
 
     /// A task that waits moves up without an event; and a server may go without one.
-    async fn on_tick(&mut self) -> Result<(), Failure> {
-        match self.client.clone().patience(Duration::ZERO).get(self.id).await {
+    fn on_look(&mut self, seen: Result<evenhand::Task, Refusal>) -> Result<(), Failure> {
+        match seen {
             Ok(task) if rest::State::of(&task) == rest::State::Queued => self.task = Some(task.into()),
             Err(refusal) if refusal.kind == Kind::Unavailable => {
                 return self.live.draw(&[("the server cannot be reached; trying again".into(), Look::Waits)]);
@@ -185,6 +197,19 @@ impl<'a> Follow<'a> {
             None => Ok(()),
         }
     }
+}
+
+/// The next event, and where the one after it comes from.
+async fn next_of(mut events: evenhand::Watch) -> (Result<Option<wire::TaskEvent>, Refusal>, evenhand::Watch) {
+    (events.next().await, events)
+}
+
+/// How a task stands, after a while.
+async fn look_after(pause: Duration, client: &Client, id: &str) -> Result<evenhand::Task, Refusal> {
+    tokio::time::sleep(pause).await;
+    let client = client.clone().patience(Duration::ZERO);
+    let looked = tokio::time::timeout(LOOK_WITHIN, client.get(id)).await;
+    looked.unwrap_or_else(|_| Err(Refusal::new(Kind::Unavailable, "", "the server does not answer")))
 }
 
 /// How a task ended, if it did.
@@ -203,7 +228,7 @@ fn ended(event: &wire::TaskEvent) -> Option<evenhand::Task> {
 }
 
 async fn watch_many(client: &Client, request: wire::WatchRequest, shown: Shown) -> Result<(), Failure> {
-    let mut events = events(client, request).await?;
+    let mut events = events(client, request, PATIENCE).await?;
     while let Some(event) = events.next().await? {
         let (name, told) = rest::Event::named(event);
         match shown {
@@ -251,5 +276,34 @@ impl Live {
             true => self.stream.print("\r\x1b[2K"),
             false => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evenhand_core::owner::Settings;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::serve;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn on_a_terminal_too_a_server_may_not_stay_away_for_ever() {
+        let dir = TempDir::new().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let server = serve::start(dir.path(), any, Settings::default(), 1).await.unwrap();
+        let client = Client::new(&format!("http://{}", server.addr())).unwrap();
+        let id = client.enqueue("q", evenhand::NewTask::new("x")).await.unwrap();
+        let mut follow = Follow::new(&client, &id, Shown::Text(Stream::Err));
+        follow.live.on = true;
+        // More than a tick, so that one comes while the way back is looked for.
+        follow.patience = 3 * TICK;
+        let stopped = async {
+            tokio::time::sleep(TICK / 2).await;
+            server.stop().await.unwrap();
+        };
+        let both = async { tokio::join!(follow.until_it_ends(), stopped).0 };
+        let ended = tokio::time::timeout(30 * TICK, both).await.expect("it gives up");
+        assert_eq!(ended.unwrap_err().exit, 6);
     }
 }

@@ -499,6 +499,48 @@ fn a_batch_says_which_line_and_which_field_is_wrong() {
 }
 
 #[test]
+fn a_batch_that_ends_early_says_how_many_were_accepted() {
+    let home = Home::with_server();
+    let wrong = |at: usize, line: &str, all: usize| -> Said {
+        let lines: String = (1..=all).map(|n| format!("{}\n", if n == at { line } else { "{}" })).collect();
+        home.cli_with(&["submit", "q", "--batch", "-"], &lines)
+    };
+    // Found before it is sent, and all before it is accepted.
+    let said = wrong(1_400, "{\"key\": \"a\\u0000\"}", 1_500);
+    let what =
+        "evenhand: line 1400: key contains the control character '\\0'; remove it; 1,399 tasks accepted\n";
+    assert_eq!((said.err.as_str(), said.code), (what, 2));
+    // Found by the server: a call is accepted as a whole or not at all. Which lines are in it is a matter of time.
+    let said = wrong(1_400, "{\"priority\": 10}", 1_500);
+    let what = "evenhand: line 1400: priority: 10 is out of range; use 0 (first) to 9; with it lines ";
+    assert!(said.code == 2 && said.err.starts_with(what), "{said:?}");
+    let (_, accepted) = said.err.trim_end().rsplit_once("are refused; ").unwrap();
+    let accepted = accepted.strip_suffix(" tasks accepted").unwrap().replace(',', "");
+    let waiting = 1_399 + accepted.parse::<u64>().unwrap();
+    assert_eq!(home.cli(&["queues", "--json"]).json()["queues"][0]["waiting"], waiting);
+}
+
+#[test]
+fn a_line_that_comes_alone_is_submitted() {
+    let home = Home::with_server();
+    let mut submit = home.command(&["submit", "q", "--batch", "-", "--json"]);
+    let submit = submit.env("EVENHAND_SERVER", &home.url).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut submitting = submit.spawn().unwrap();
+    let (send, said) = mpsc::channel();
+    let out = BufReader::new(submitting.stdout.take().unwrap());
+    std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
+    let mut stdin = submitting.stdin.take().unwrap();
+    for n in 1..=3 {
+        stdin.write_all(b"{}\n").unwrap();
+        // The pipe stays open: nothing says that there is no more.
+        let line = said.recv_timeout(SOON).unwrap();
+        assert!(line.contains(&format!("\"0-{n}\"")), "{line}");
+    }
+    drop(stdin);
+    assert!(submitting.wait().unwrap().success());
+}
+
+#[test]
 fn top_without_a_terminal_is_one_snapshot_after_the_other() {
     let mut home = Home::with_server();
     home.submit(&["render", "--key", "acme", "--weight", "3", "x"]);
