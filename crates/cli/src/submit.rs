@@ -339,8 +339,9 @@ fn batch_line(args: &Args, line: &str) -> Result<NewTask, String> {
     json.end().map_err(|error| wrong_field(".", &error))?;
     let wrong = |refusal: Refusal| format!("{} {}", refusal.field, refusal.message);
     let task = flagged(args, task).to_wire().map_err(wrong)?;
-    // What a server would not take is told before it is sent. It asks nothing of the payload's bytes.
-    convert::new_task(wire::NewTask { payload: Bytes::new(), ..task.clone() }).map_err(wrong)?;
+    // What a server would not take is told before it is sent; without the payload, which would be copied.
+    let new = convert::new_task(wire::NewTask { payload: Bytes::new(), ..task.clone() });
+    new.and_then(|new| new.check(task.payload.len())).map_err(wrong)?;
     Ok(NewTask::from(task))
 }
 
