@@ -342,10 +342,12 @@ pub enum Effect {
         /// What to say.
         answer: Result<Answer, Refusal>,
     },
-    /// A run of a task ended, durably, and the task waits for its next try: for whoever watches it.
+    /// A run of a task ended, durably, or never began, and the task waits again: for whoever watches it.
     Retried {
         /// The task.
         task: TaskId,
+        /// The run began. If not, it counts as no try.
+        began: bool,
         /// Its lane.
         lane: LaneId,
         /// Whom it is charged to.

@@ -54,6 +54,8 @@ const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
 const REFUSE_AFTER: Duration = Duration::from_millis(500);
 /// What is said of a run of which nothing was heard any more.
 const LOST: &str = "its worker was lost";
+/// What is said of a run that was given back.
+const NOT_STARTED: &str = "its worker did not start it";
 /// Deaths that are kept for the next owner.
 const DEATHS: usize = 10_000;
 /// Waiting tasks whose keys are shown as those that go next.
@@ -754,8 +756,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     reply.send(answer);
                 }
             }
-            ShardEffect::Retried { task, lane, key, attempt, max_attempts } => {
-                self.retried(task, lane, key, (attempt, max_attempts));
+            ShardEffect::Retried { task, began, lane, key, attempt, max_attempts } => {
+                self.retried(task, began, lane, key, (attempt, max_attempts));
             }
             ShardEffect::Finished { task, lane, key, outcome } => self.finished(task, lane, key, outcome),
             ShardEffect::Wake { at } => self.wake = Some(at),
@@ -836,8 +838,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         }
     }
 
-    /// The end of a run counts, but its task has not ended: it waits again.
-    fn retried(&mut self, task: TaskId, lane: LaneId, key: Key, attempts: (u16, u16)) {
+    /// A run has ended, or never began, but its task has not ended: it waits again.
+    fn retried(&mut self, task: TaskId, began: bool, lane: LaneId, key: Key, attempts: (u16, u16)) {
         self.progress.remove(&task);
         let error = self.endings.remove(&task).map(|(_, recent)| recent.error);
         let Some(queue) = self.owner.shard().queue_name(lane.queue) else { return };
@@ -845,7 +847,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         if self.shell.events.is_watched(subject) {
             let (queue, key, priority) = (queue.clone(), key.clone(), lane.priority);
             let told = Of { queue, key, priority, attempts: Some(attempts) }.task(SHARD, task);
-            let error = error.unwrap_or_else(|| LOST.into());
+            let error = error.unwrap_or_else(|| if began { LOST.into() } else { NOT_STARTED.into() });
             let told = v1::Task { state: v1::TaskState::Queued.into(), error, ..told };
             self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
         }

@@ -165,6 +165,9 @@ impl Shard {
             }
         }
         self.ready.insert(live.run.lane.queue);
+        let Run { lane, attempt, max_attempts, .. } = live.run;
+        let key = live.run.key;
+        self.after_commit(Effect::Retried { task, began: false, lane, key, attempt, max_attempts }, effects);
     }
 
     /// The end of a run counts once, by (task, fence). The others are expected: a worker repeats an end
@@ -280,7 +283,8 @@ impl Shard {
                 self.place_again(run, run.attempt + 1, level, true);
                 let (lane, key, max_attempts) = (run.lane, run.key.clone(), run.max_attempts);
                 let attempt = run.attempt + 1;
-                self.after_commit(Effect::Retried { task, lane, key, attempt, max_attempts }, effects);
+                let retried = Effect::Retried { task, began: true, lane, key, attempt, max_attempts };
+                self.after_commit(retried, effects);
             }
             Next::Finish(outcome) => self.finish(task, &run.key, run.lane, level, outcome, effects),
         }
@@ -526,7 +530,7 @@ impl Shard {
 /// What whoever watches a task is told when it is to be tried again.
 fn retry_of(task: &Task) -> Effect {
     let (lane, key, max_attempts) = (task.lane, task.key.clone(), task.max_attempts);
-    Effect::Retried { task: task.id, lane, key, attempt: task.attempt + 1, max_attempts }
+    Effect::Retried { task: task.id, began: true, lane, key, attempt: task.attempt + 1, max_attempts }
 }
 
 /// The task on its next attempt.
