@@ -19,7 +19,8 @@ help: ## list the targets
 	@awk -F ':.* ## ' '/^[a-z-]+:.* ## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## a server and a worker to play with, data in ./evenhand-data
-	cargo run --release -q -p evenhand-cli -- dev
+	cargo build --release -p evenhand-cli
+	target/release/evenhand dev
 
 install: ## put evenhand into ~/.cargo/bin
 	cargo install --path crates/cli --locked

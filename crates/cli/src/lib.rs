@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use evenhand::Refusal;
+use evenhand::{Kind, Refusal};
 use evenhand_api::errors;
 
 /// A durable, fair task queue and scheduler.
@@ -148,6 +148,13 @@ impl Failure {
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Failure {
         let text = match (refusal.field.as_str(), refusal.retry_after_ms) {
+            ("", None)
+                if refusal.kind == Kind::Unavailable && refusal.message.contains("cannot be reached") =>
+            {
+                let what_to_do =
+                    "start one with `evenhand serve` or `evenhand dev`, or name another with --server";
+                format!("{}; {what_to_do}", refusal.message)
+            }
             ("", None) => refusal.message.clone(),
             ("", Some(ms)) => format!("{} (in {ms} ms)", refusal.message),
             (field, _) => format!("{field}: {}", refusal.message),

@@ -1,7 +1,8 @@
 //! `evenhand worker`: runs a command for each task; and the two hidden commands that its processes are.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -68,6 +69,12 @@ pub(crate) struct TrampolineArgs {
 
 pub(crate) async fn run(args: Args) -> Done {
     args.log.begin()?;
+    if let Some(program) = args.command.first()
+        && !can_run(program)
+    {
+        let text = format!("command: {} is not there, or cannot be run", program.display());
+        return Err(Failure { text, exit: 2 });
+    }
     let mut signals = serve::Signals::new()?;
     let (drain, draining) = watch::channel(false);
     let mut worker = commands(args.server.server(), args.command).grace(args.grace).drain_on(draining);
@@ -87,6 +94,7 @@ pub(crate) async fn run(args: Args) -> Done {
     let ended = tokio::select! {
         ended = &mut running => ended,
         _ = signals.told_to_stop() => {
+            tracing::info!("waiting for what runs to end; once more to stop at once");
             let _ = drain.send(true);
             tokio::select! {
                 ended = running => ended,
@@ -98,6 +106,18 @@ pub(crate) async fn run(args: Args) -> Done {
         }
     };
     ended.map(|()| ExitCode::SUCCESS).map_err(failure)
+}
+
+/// Whether there is such a program, as a shell would find it. A typo must not fail every task of a queue.
+fn can_run(program: &OsStr) -> bool {
+    let is_program = |path: &Path| {
+        path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+    };
+    if program.as_encoded_bytes().contains(&b'/') {
+        return is_program(Path::new(program));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| is_program(&dir.join(program)))
 }
 
 pub(crate) fn failure(error: WorkerError) -> Failure {

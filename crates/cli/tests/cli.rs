@@ -611,6 +611,7 @@ fn what_is_not_there_has_its_exit_code() {
     for args in [&["status"][..], &["top", "--json"], &["explain", "0-1"], &["watch", "--queue", "q"]] {
         let said = home.cli(args);
         assert!(said.code == 6 && said.err.contains("cannot be reached"), "{args:?}: {said:?}");
+        assert!(said.err.contains("start one with `evenhand serve`"), "{args:?}: {said:?}");
     }
     home.check(&["status", "--server", "nonsense"], 2, &expect![[r#"
         $ evenhand status --server nonsense

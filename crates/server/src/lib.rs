@@ -48,7 +48,9 @@ pub struct Config {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServerError {
     /// The port is not to be had.
-    #[error("cannot listen on {listen}: {why}; choose another address with --listen")]
+    #[error(
+        "cannot listen on {listen}: {why}; is another server running? Stop it, or choose another address with --listen"
+    )]
     Listen {
         /// Where.
         listen: SocketAddr,

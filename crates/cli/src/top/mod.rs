@@ -20,7 +20,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
 use crate::client::LookArgs;
-use crate::terminal::{Paint, Stream, print, print_json, say, written};
+use crate::terminal::{Stream, print, print_json, say, written};
 use crate::{Done, Failure, parse, serve};
 
 /// Rates are taken over so many snapshots: one alone jumps.
@@ -151,7 +151,8 @@ impl Looker {
 
 pub(crate) async fn run(args: Args) -> Done {
     let live = Stream::Out.is_live() && std::io::stdin().is_terminal();
-    match live && !args.look.json {
+    // So many looks are for looking at later: they stay on the terminal.
+    match live && !args.look.json && args.count.is_none() {
         true => screens(args).await,
         false => snapshots(args).await,
     }
@@ -169,7 +170,8 @@ async fn snapshots(args: Args) -> Done {
             Ok(snapshot) if args.look.json => print_json(&snapshot)?,
             Ok(snapshot) => {
                 view.snapshot = Some(snapshot);
-                let lines = screen::lines(&view, None, Paint::NONE);
+                let room = Stream::Out.width().map(|columns| (columns, usize::MAX));
+                let lines = screen::lines(&view, room, Stream::Out.paint());
                 print(lines.join("\n") + "\n\n")?;
             }
             Err(refusal) if done == 0 => return Err(refusal.into()),
@@ -265,12 +267,8 @@ async fn screens(args: Args) -> Done {
     tokio::spawn(look_on(Looker::new(&client), args.interval, chosen, looks));
     let screen = Screen::enter().map_err(Failure::new)?;
     let mut typed = typed();
-    let mut done = 0;
     loop {
         screen.draw(&view)?;
-        if args.count.is_some_and(|count| done >= count) {
-            break;
-        }
         tokio::select! {
             event = typed.recv() => match event {
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
@@ -291,7 +289,6 @@ async fn screens(args: Args) -> Done {
             },
             look = looked.recv() => {
                 let Some(look) = look else { return Err(Failure::new("the server is not looked at any more")) };
-                done += 1;
                 if view.paused {
                     continue;
                 }

@@ -117,13 +117,22 @@ fn exit_codes_say_what_becomes_of_a_task() {
 #[test]
 fn a_command_that_is_not_there_is_named() {
     let server = Server::start(LONG);
-    let _worker = server.worker_of("one", &["q"], &["/nowhere/at-all"]);
+    // At once, before a task fails for it.
+    let mut never = server.worker_of("none", &["q"], &["/nowhere/at-all"]);
+    assert_eq!(never.ended().code(), Some(2));
+    assert!(never.said().contains("/nowhere/at-all is not there"), "{}", never.said());
+    // Or when it has gone since.
+    let command = server.path("at-all");
+    std::os::unix::fs::symlink("/bin/true", &command).unwrap();
+    let _worker = server.worker_of("one", &["q"], &[&command]);
     let api = server.api();
+    eventually("the worker is there", || api.shard().workers == 1);
+    std::fs::remove_file(&command).unwrap();
     let id = api.enqueue("q", vec![NewTask::new("").max_attempts(2)]).unwrap().ids.remove(0);
     let ended = api.end(&id);
     assert_eq!((ended.state(), ended.attempt), (TaskState::Failed, 2));
     assert!(
-        ended.error.contains("could not be started") && ended.error.contains("/nowhere/at-all"),
+        ended.error.contains("could not be started") && ended.error.contains("at-all"),
         "{}",
         ended.error
     );

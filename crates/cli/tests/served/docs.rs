@@ -266,7 +266,7 @@ fn run_document(path: &str) {
 fn the_readme_is_true() {
     run_document("README.md");
     let makefile = fs::read_to_string(project().join("Makefile")).unwrap();
-    assert!(makefile.contains("-p evenhand-cli -- dev\n"), "`make run` is not `evenhand dev`");
+    assert!(makefile.contains("\ttarget/release/evenhand dev\n"), "`make run` is not `evenhand dev`");
 }
 
 #[test]
