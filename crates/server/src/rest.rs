@@ -49,7 +49,7 @@ impl<S: Store + 'static> Served for Clients<S> {
     }
 }
 
-type Clerk = State<Arc<dyn Served>>;
+type Service = State<Arc<dyn Served>>;
 
 /// The document's own words. Paths and types come from the handlers.
 #[derive(OpenApi)]
@@ -224,7 +224,7 @@ impl<S: Send + Sync> FromRequest<S> for Whole {
     responses((status = 200, description = "Accepted", body = Enqueued), Problem)
 )]
 async fn enqueue(
-    State(clients): Clerk,
+    State(clients): Service,
     Named(queue): Named,
     headers: HeaderMap,
     Whole(body): Whole,
@@ -281,7 +281,7 @@ struct RawTask {
     responses((status = 200, description = "Accepted", body = Enqueued), Problem)
 )]
 async fn enqueue_raw(
-    State(clients): Clerk,
+    State(clients): Service,
     Named(queue): Named,
     Asked(task): Asked<RawTask>,
     headers: HeaderMap,
@@ -376,7 +376,7 @@ struct Filter {
     get, path = "/v1/tasks", tag = "tasks", params(Filter),
     responses((status = 200, description = "A page", body = Tasks), Problem)
 )]
-async fn list(State(clients): Clerk, Asked(filter): Asked<Filter>) -> Answer<Tasks> {
+async fn list(State(clients): Service, Asked(filter): Asked<Filter>) -> Answer<Tasks> {
     let request = v1::ListRequest {
         queue: filter.queue.unwrap_or_default(),
         cursor: filter.cursor.unwrap_or_default(),
@@ -399,7 +399,7 @@ async fn list(State(clients): Clerk, Asked(filter): Asked<Filter>) -> Answer<Tas
     params(TaskPath),
     responses((status = 200, description = "The task", body = Task), Problem)
 )]
-async fn get(State(clients): Clerk, Named(id): Named) -> Answer<Task> {
+async fn get(State(clients): Service, Named(id): Named) -> Answer<Task> {
     let task = clients.get(tonic::Request::new(v1::GetRequest { id })).await?;
     Ok(Json(task.into_inner().into()))
 }
@@ -410,7 +410,7 @@ async fn get(State(clients): Clerk, Named(id): Named) -> Answer<Task> {
     params(TaskPath),
     responses((status = 200, description = "It will not run (any more)", body = Canceled), Problem)
 )]
-async fn cancel(State(clients): Clerk, Named(id): Named) -> Answer<Canceled> {
+async fn cancel(State(clients): Service, Named(id): Named) -> Answer<Canceled> {
     let canceled = clients.cancel(tonic::Request::new(v1::CancelRequest { id })).await?;
     Ok(Json(Canceled { stopping: canceled.into_inner().stopping }))
 }
@@ -435,7 +435,7 @@ fn bytes(bytes: Bytes, content_type: &str) -> Response {
     params(TaskPath),
     responses((status = 200, description = "The payload", content((Vec<u8> = "*/*"))), Problem)
 )]
-async fn payload(State(clients): Clerk, Named(id): Named) -> Result<Response, Problem> {
+async fn payload(State(clients): Service, Named(id): Named) -> Result<Response, Problem> {
     let answer = clients.payload(tonic::Request::new(v1::GetRequest { id })).await?.into_inner();
     Ok(bytes(answer.payload, &answer.content_type))
 }
@@ -449,7 +449,7 @@ async fn payload(State(clients): Clerk, Named(id): Named) -> Result<Response, Pr
         Problem
     )
 )]
-async fn result(State(clients): Clerk, Named(id): Named) -> Result<Response, Problem> {
+async fn result(State(clients): Service, Named(id): Named) -> Result<Response, Problem> {
     let task = clients.get(tonic::Request::new(v1::GetRequest { id })).await?.into_inner();
     let (state, id) = (TaskState::of(&task), task.id);
     let none = || {
@@ -477,7 +477,7 @@ async fn result(State(clients): Clerk, Named(id): Named) -> Result<Response, Pro
     )
 )]
 async fn task_events(
-    State(clients): Clerk,
+    State(clients): Service,
     Named(id): Named,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -516,7 +516,7 @@ struct EventFilter {
     )
 )]
 async fn events(
-    State(clients): Clerk,
+    State(clients): Service,
     Asked(filter): Asked<EventFilter>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -550,7 +550,7 @@ async fn stream(clients: &dyn Served, request: v1::WatchRequest) -> Result<Respo
     get, path = "/v1/queues", tag = "queues",
     responses((status = 200, description = "The queues", body = Queues), Problem)
 )]
-async fn queues(State(clients): Clerk) -> Answer<Queues> {
+async fn queues(State(clients): Service) -> Answer<Queues> {
     let queues = clients.queues(tonic::Request::new(v1::QueuesRequest {})).await?;
     Ok(Json(queues.into_inner().into()))
 }
@@ -572,7 +572,7 @@ struct Keys {
     responses((status = 200, description = "The queue", body = QueueDetail), Problem)
 )]
 async fn queue(
-    State(clients): Clerk,
+    State(clients): Service,
     Named(name): Named,
     Asked(Keys { keys }): Asked<Keys>,
 ) -> Answer<QueueDetail> {
@@ -585,7 +585,7 @@ async fn queue(
     get, path = "/v1/workers", tag = "server",
     responses((status = 200, description = "The workers", body = Workers), Problem)
 )]
-async fn workers(State(clients): Clerk) -> Answer<Workers> {
+async fn workers(State(clients): Service) -> Answer<Workers> {
     let workers = clients.workers(tonic::Request::new(v1::WorkersRequest {})).await?;
     Ok(Json(workers.into_inner().into()))
 }
@@ -595,7 +595,7 @@ async fn workers(State(clients): Clerk) -> Answer<Workers> {
     get, path = "/v1/status", tag = "server",
     responses((status = 200, description = "The server", body = Status), Problem)
 )]
-async fn status(State(clients): Clerk) -> Answer<Status> {
+async fn status(State(clients): Service) -> Answer<Status> {
     let status = clients.status(tonic::Request::new(v1::StatusRequest {})).await?;
     Ok(Json(status.into_inner().into()))
 }

@@ -5,6 +5,11 @@
 //!
 //! If a commit fails, the owner is dropped with all it knows and the shard is taken again: whoever waits for an
 //! answer is told that it is not known, and every worker says hello again.
+//!
+//! `telling` is what those who watch are told, `view` what people see of it all.
+
+mod telling;
+mod view;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -14,14 +19,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use evenhand_api::{convert, errors, v1};
-use evenhand_core::explain::Standing;
-use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{
-    CommitId, Fence, Key, LaneId, Millis, QueueId, QueueName, RequestId, SessionId, ShardId, StoreId, TaskId,
-    WorkerId,
+    CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
-use evenhand_core::owner::{Identity, MemberView, Owner};
+use evenhand_core::owner::{Identity, Owner};
 use evenhand_core::{Answer, NewTask, Refusal, Run, Task, Work};
 use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
 use evenhand_store::{Store, StoreError};
@@ -29,11 +31,12 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
-use crate::events::{Events, Of, Recent, Subject};
-use crate::mailbox::{self, Ending, Explained, FromWorker, Inbox, QueueView, Reply, Request, RunEnded, View};
+use crate::events::{Events, Of, Recent};
+use crate::mailbox::{self, FromWorker, Inbox, Reply, Request, RunEnded};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
+use view::gate_text;
 
 /// The one shard of a server with an embedded store.
 pub(crate) const SHARD: ShardId = ShardId(0);
@@ -52,14 +55,8 @@ const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// Whoever asks while the shard is being taken waits for so long before they are refused: mostly it is taken
 /// sooner, and a server that has just said that it listens has an answer.
 const REFUSE_AFTER: Duration = Duration::from_millis(500);
-/// What is said of a run of which nothing was heard any more.
-const LOST: &str = "its worker was lost";
-/// What is said of a run that was given back.
-const NOT_STARTED: &str = "its worker did not start it";
 /// Deaths that are kept for the next owner.
 const DEATHS: usize = 10_000;
-/// Waiting tasks whose keys are shown as those that go next.
-const NEXT_KEYS: usize = 1_000;
 /// How often the payload of a run is asked for before the run is given back.
 const WORK_TRIES: u32 = 5;
 
@@ -235,19 +232,6 @@ fn refuse(request: Request) {
 fn die(epoch: u64, session: u64, refusal: &Refusal, then: Then) -> v1::Down {
     let die = v1::Die { error: Some(errors::error(refusal)), then: convert::then(then).into() };
     v1::Down { epoch, session, die: Some(die), ..v1::Down::default() }
-}
-
-/// What a gate waits for, for people.
-pub(crate) fn gate_text(gate: &evenhand_core::owner::GateView) -> String {
-    let named: Vec<&str> = gate.absent.iter().take(5).map(|seat| seat.as_str()).collect();
-    let more = if gate.absent.len() > named.len() { ", …" } else { "" };
-    format!(
-        "waiting for {} of {} workers: {}{more}, at most {} s",
-        gate.absent.len(),
-        gate.members,
-        named.join(", "),
-        gate.opens_in_ms.div_ceil(1000)
-    )
 }
 
 /// An owner and all that depends on it: dropped together.
@@ -546,53 +530,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         Some(link)
     }
 
-    fn on_output(&mut self, task: TaskId, fence: Fence, lines: Vec<String>, dropped: u64) {
-        let Some(run) = self.owner.shard().run(task).filter(|run| run.fence == fence) else { return };
-        let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
-        let of = Subject { task, queue, key: &run.key };
-        let events = &mut self.shell.events;
-        if events.is_watched(of) {
-            let now = self.shell.clock.now();
-            for line in lines {
-                events.tell(now, of, v1::task_event::Event::Output(line));
-            }
-            if dropped > 0 {
-                events.tell(now, of, v1::task_event::Event::Dropped(dropped));
-            }
-        }
-    }
-
-    fn on_progress(&mut self, task: TaskId, fence: Fence, progress: v1::Progress) {
-        let run = self.owner.shard().run(task).filter(|run| run.fence == fence);
-        let Some(run) = run else { return };
-        let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
-        let of = Subject { task, queue, key: &run.key };
-        if self.shell.events.is_watched(of) {
-            let event = v1::task_event::Event::Progress(progress.clone());
-            self.shell.events.tell(self.shell.clock.now(), of, event);
-        }
-        self.progress.insert(task, (fence, progress));
-    }
-
-    fn keep_ending(&mut self, task: TaskId, fence: Fence, of: Of, end: End, ending: Ending) {
-        let outcome = match end {
-            End::Succeeded => Outcome::Succeeded,
-            End::Failed | End::FailedForGood | End::Lost => Outcome::Failed,
-        };
-        let Ending { result, error } = ending;
-        if self.endings.get(&task).is_some_and(|(kept, _)| *kept > fence) {
-            return; // of a run before that one
-        }
-        self.endings.insert(task, (fence, Recent { outcome, of, result, error }));
-    }
-
-    /// What is known of a task by one of its runs.
-    fn about(&self, run: &Run) -> Option<Of> {
-        let queue = self.owner.shard().queue_name(run.lane.queue)?.clone();
-        let (key, priority) = (run.key.clone(), run.lane.priority);
-        Some(Of { queue, key, priority, attempts: Some((run.attempt, run.max_attempts)) })
-    }
-
     fn queue_name(&self, queue: QueueId) -> String {
         self.owner.shard().queue_name(queue).map_or_else(String::new, |name| name.as_str().into())
     }
@@ -644,15 +581,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         let request = RequestId(self.next_request);
         self.replies.insert(request, reply);
         request
-    }
-
-    fn explain(&self, task: Task, standing: Standing) -> Explained {
-        let seat = match &standing {
-            Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
-            Standing::Waiting { .. } | Standing::Gone => None,
-        };
-        let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
-        Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress }
     }
 
     // --- what goes out ---
@@ -796,31 +724,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         }
     }
 
-    fn tell_accepted(&mut self, ids: &[TaskId], accepted: Vec<Of>) {
-        let now = self.shell.clock.now();
-        for (&task, of) in ids.iter().zip(accepted) {
-            let subject = Subject { task, queue: &of.queue, key: &of.key };
-            if self.shell.events.is_watched(subject) {
-                let queued = v1::TaskState::Queued.into();
-                let told = v1::Task { state: queued, accepted_ms: now.0, ..of.task(SHARD, task) };
-                self.shell.events.tell(now, subject, v1::task_event::Event::Task(told));
-            }
-        }
-    }
-
-    fn tell_started(&mut self, worker: WorkerId, run: &Run) {
-        let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
-        let subject = Subject { task: run.task, queue, key: &run.key };
-        if self.shell.events.is_watched(subject)
-            && let Some(of) = self.about(run)
-        {
-            let seat = self.owner.seat(worker).map_or_else(String::new, |seat| seat.as_str().into());
-            let running = v1::TaskState::Running.into();
-            let told = v1::Task { seat, state: running, ..of.task(SHARD, run.task) };
-            self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
-        }
-    }
-
     fn send_start(&mut self, session: SessionId, run: &Run, work: Work) {
         let Some(link) = self.links.get_mut(&session) else { return };
         let queue = run.lane.queue;
@@ -835,35 +738,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         });
         if self.links.get(&session).is_some_and(|link| link.gathering.is_full()) {
             self.send_gathered();
-        }
-    }
-
-    /// A run has ended, or never began, but its task has not ended: it waits again.
-    fn retried(&mut self, task: TaskId, began: bool, lane: LaneId, key: Key, attempts: (u16, u16)) {
-        self.progress.remove(&task);
-        let error = self.endings.remove(&task).map(|(_, recent)| recent.error);
-        let Some(queue) = self.owner.shard().queue_name(lane.queue) else { return };
-        let subject = Subject { task, queue, key: &key };
-        if self.shell.events.is_watched(subject) {
-            let (queue, key, priority) = (queue.clone(), key.clone(), lane.priority);
-            let told = Of { queue, key, priority, attempts: Some(attempts) }.task(SHARD, task);
-            let error = error.unwrap_or_else(|| if began { LOST.into() } else { NOT_STARTED.into() });
-            let told = v1::Task { state: v1::TaskState::Queued.into(), error, ..told };
-            self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
-        }
-    }
-
-    fn finished(&mut self, task: TaskId, lane: LaneId, key: Key, outcome: Outcome) {
-        self.progress.remove(&task);
-        let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
-        let unknown = || {
-            let error = if outcome == Outcome::Failed { LOST.into() } else { String::new() };
-            let queue = self.owner.shard().queue_name(lane.queue)?.clone();
-            let of = Of { queue, key, priority: lane.priority, attempts: None };
-            Some(Recent { outcome, of, result: Bytes::new(), error })
-        };
-        if let Some(recent) = ending.or_else(unknown) {
-            self.shell.events.ended(self.shell.clock.now(), task, recent);
         }
     }
 
@@ -894,114 +768,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     link.outbox.cut();
                 }
             }
-        }
-    }
-
-    // --- what people see ---
-
-    fn view(&self) -> View {
-        let shard = self.owner.shard();
-        let gate = self.owner.gate();
-        let queues: Vec<QueueView> = shard.queue_names().filter_map(|name| self.queue(name, 0)).collect();
-        let (slots_held, runs_alive) = shard.slots_and_runs();
-        let held = shard.held();
-        let shut = !gate.open;
-        View {
-            shard: v1::Shard {
-                id: SHARD.0,
-                epoch: shard.epoch().0,
-                open: gate.open,
-                waits_for: if shut && !gate.absent.is_empty() { gate_text(&gate) } else { String::new() },
-                absent_seats: gate.absent.iter().map(|seat| seat.as_str().into()).collect(),
-                opens_in_ms: shut.then_some(gate.opens_in_ms),
-                waiting: queues.iter().map(|view| view.queue.waiting).sum(),
-                running: runs_alive,
-                workers: gate.members as u32,
-                room: self.room,
-            },
-            store_id: self.owner.store().0,
-            queues,
-            workers: self.owner.members().map(|member| self.worker(&member)).collect(),
-            started: self.shell.starts.queues(),
-            busiest: self.shell.starts.busiest(),
-            slots_held,
-            runs_alive,
-            payload_bytes: held.payload_bytes,
-            window_rows: held.rows,
-            keys: held.keys,
-        }
-    }
-
-    /// A queue, and so many of its keys: those that start most, and those that go next.
-    fn queue(&self, name: &QueueName, keys: usize) -> Option<QueueView> {
-        let shard = self.owner.shard();
-        let (id, counts) = (shard.queue_id(name)?, shard.counts(name)?);
-        let mut seen: Vec<Key> = Vec::new();
-        if keys > 0 {
-            seen.extend(self.shell.starts.keys_of(id).cloned());
-            seen.extend(shard.next_keys(name, NEXT_KEYS).cloned());
-            seen.sort_unstable();
-            seen.dedup();
-        }
-        let starts = self.shell.starts.lately(id, None);
-        let key = |key: Key| {
-            let counts = shard.key_counts(name, &key);
-            let share_due = shard.share_due(name, &key);
-            let started = self.shell.starts.lately(id, Some(&key));
-            v1::QueueKey {
-                key: key.as_str().into(),
-                weight_thousandths: counts.weight.thousandths(),
-                waiting: counts.waiting,
-                running: counts.running,
-                started,
-                share: if starts == 0 { 0.0 } else { started as f64 / starts as f64 },
-                share_due,
-            }
-        };
-        let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
-        let counts_for = |key: &v1::QueueKey| key.started + key.waiting + key.running;
-        found.retain(|key| counts_for(key) > 0);
-        found.sort_by(|a, b| {
-            let order = b.started.cmp(&a.started).then(b.waiting.cmp(&a.waiting));
-            order.then_with(|| a.key.cmp(&b.key))
-        });
-        found.truncate(keys);
-        Some(QueueView {
-            id,
-            queue: v1::Queue {
-                name: name.as_str().into(),
-                waiting: counts.waiting,
-                running: counts.running,
-                accepted: counts.totals.accepted,
-                succeeded: counts.totals.succeeded,
-                failed: counts.totals.failed,
-                canceled: counts.totals.canceled,
-                oldest_waiting_ms: None,
-            },
-            first: shard.first_waiting(name).collect(),
-            keys: found,
-        })
-    }
-
-    fn worker(&self, member: &MemberView<'_>) -> v1::Worker {
-        let link = member.session.and_then(|session| self.links.get(&session));
-        let health = match member.health {
-            None => "absent",
-            Some(evenhand_core::owner::health::Health::Healthy) if member.slots == 0 => "draining",
-            Some(health) => health.name(),
-        };
-        v1::Worker {
-            seat: member.seat.as_str().into(),
-            process_life: member.life.process,
-            rejoin: member.life.rejoin,
-            health: health.into(),
-            slots: member.slots,
-            running: member.running,
-            queues: convert::served(member.queues),
-            heard_ms_ago: member.health.map(|_| member.silent_ms),
-            lost_in_ms: member.lost_in_ms,
-            why_not: member.why_not.unwrap_or_default().into(),
-            address: link.map_or_else(String::new, |link| link.address.clone()),
         }
     }
 }

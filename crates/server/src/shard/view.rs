@@ -1,0 +1,144 @@
+//! What people see of a shard: its tasks, queues, keys, workers and gate, at one moment.
+
+use evenhand_api::{convert, v1};
+use evenhand_core::Task;
+use evenhand_core::explain::Standing;
+use evenhand_core::names::{Key, QueueName};
+use evenhand_core::owner::MemberView;
+use evenhand_store::Store;
+
+use super::{Owned, SHARD};
+use crate::mailbox::{Explained, QueueView, View};
+
+/// Waiting tasks whose keys are shown as those that go next.
+const NEXT_KEYS: usize = 1_000;
+
+/// What a gate waits for, for people.
+pub(super) fn gate_text(gate: &evenhand_core::owner::GateView) -> String {
+    let named: Vec<&str> = gate.absent.iter().take(5).map(|seat| seat.as_str()).collect();
+    let more = if gate.absent.len() > named.len() { ", …" } else { "" };
+    format!(
+        "waiting for {} of {} workers: {}{more}, at most {} s",
+        gate.absent.len(),
+        gate.members,
+        named.join(", "),
+        gate.opens_in_ms.div_ceil(1000)
+    )
+}
+
+impl<S: Store + Clone + 'static> Owned<'_, S> {
+    pub(super) fn explain(&self, task: Task, standing: Standing) -> Explained {
+        let seat = match &standing {
+            Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
+            Standing::Waiting { .. } | Standing::Gone => None,
+        };
+        let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
+        Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress }
+    }
+
+    pub(super) fn view(&self) -> View {
+        let shard = self.owner.shard();
+        let gate = self.owner.gate();
+        let queues: Vec<QueueView> = shard.queue_names().filter_map(|name| self.queue(name, 0)).collect();
+        let (slots_held, runs_alive) = shard.slots_and_runs();
+        let held = shard.held();
+        let shut = !gate.open;
+        View {
+            shard: v1::Shard {
+                id: SHARD.0,
+                epoch: shard.epoch().0,
+                open: gate.open,
+                waits_for: if shut && !gate.absent.is_empty() { gate_text(&gate) } else { String::new() },
+                absent_seats: gate.absent.iter().map(|seat| seat.as_str().into()).collect(),
+                opens_in_ms: shut.then_some(gate.opens_in_ms),
+                waiting: queues.iter().map(|view| view.queue.waiting).sum(),
+                running: runs_alive,
+                workers: gate.members as u32,
+                room: self.room,
+            },
+            store_id: self.owner.store().0,
+            queues,
+            workers: self.owner.members().map(|member| self.worker(&member)).collect(),
+            started: self.shell.starts.queues(),
+            busiest: self.shell.starts.busiest(),
+            slots_held,
+            runs_alive,
+            payload_bytes: held.payload_bytes,
+            window_rows: held.rows,
+            keys: held.keys,
+        }
+    }
+
+    /// A queue, and so many of its keys: those that start most, and those that go next.
+    pub(super) fn queue(&self, name: &QueueName, keys: usize) -> Option<QueueView> {
+        let shard = self.owner.shard();
+        let (id, counts) = (shard.queue_id(name)?, shard.counts(name)?);
+        let mut seen: Vec<Key> = Vec::new();
+        if keys > 0 {
+            seen.extend(self.shell.starts.keys_of(id).cloned());
+            seen.extend(shard.next_keys(name, NEXT_KEYS).cloned());
+            seen.sort_unstable();
+            seen.dedup();
+        }
+        let starts = self.shell.starts.lately(id, None);
+        let key = |key: Key| {
+            let counts = shard.key_counts(name, &key);
+            let share_due = shard.share_due(name, &key);
+            let started = self.shell.starts.lately(id, Some(&key));
+            v1::QueueKey {
+                key: key.as_str().into(),
+                weight_thousandths: counts.weight.thousandths(),
+                waiting: counts.waiting,
+                running: counts.running,
+                started,
+                share: if starts == 0 { 0.0 } else { started as f64 / starts as f64 },
+                share_due,
+            }
+        };
+        let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
+        let counts_for = |key: &v1::QueueKey| key.started + key.waiting + key.running;
+        found.retain(|key| counts_for(key) > 0);
+        found.sort_by(|a, b| {
+            let order = b.started.cmp(&a.started).then(b.waiting.cmp(&a.waiting));
+            order.then_with(|| a.key.cmp(&b.key))
+        });
+        found.truncate(keys);
+        Some(QueueView {
+            id,
+            queue: v1::Queue {
+                name: name.as_str().into(),
+                waiting: counts.waiting,
+                running: counts.running,
+                accepted: counts.totals.accepted,
+                succeeded: counts.totals.succeeded,
+                failed: counts.totals.failed,
+                canceled: counts.totals.canceled,
+                oldest_waiting_ms: None,
+            },
+            first: shard.first_waiting(name).collect(),
+            keys: found,
+        })
+    }
+
+    pub(super) fn worker(&self, member: &MemberView<'_>) -> v1::Worker {
+        let link = member.session.and_then(|session| self.links.get(&session));
+        let health = match member.health {
+            None => "absent",
+            Some(evenhand_core::owner::health::Health::Healthy) if member.slots == 0 => "draining",
+            Some(health) => health.name(),
+        };
+        v1::Worker {
+            seat: member.seat.as_str().into(),
+            process_life: member.life.process,
+            rejoin: member.life.rejoin,
+            health: health.into(),
+            slots: member.slots,
+            running: member.running,
+            queues: convert::served(member.queues),
+            heard_ms_ago: member.health.map(|_| member.silent_ms),
+            lost_in_ms: member.lost_in_ms,
+            why_not: member.why_not.unwrap_or_default().into(),
+            address: link.map_or_else(String::new, |link| link.address.clone()),
+        }
+    }
+}
