@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::time::sleep;
 
-use super::cgroup::Cgroups;
+use super::cgroup::{self, Cgroups};
 use super::frames::Hello;
 use super::processes::{self, Sweep};
 
@@ -34,8 +34,9 @@ pub(super) async fn kill_estate(guardian: Option<Pid>, hello: &Hello) {
             // This process may have children of its own, which are none of the guardian's. The guardian leads
             // a session, whose id means nothing else while anybody is in it.
             let of_session = guardian.is_some() && processes::session_of(child) == guardian;
+            // In the middle of its end a process has no environment any more, but it still has its group.
             let marked = || {
-                let marker = processes::marker_of(child).ok().flatten();
+                let marker = processes::marker_of(child).ok().flatten().or_else(|| cgroup::marker_of(child));
                 marker.is_some_and(|marker| marker.starts_with(&hello.marker))
             };
             if !of_session && !ours.contains(&child) && !marked() {

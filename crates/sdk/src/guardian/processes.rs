@@ -41,14 +41,24 @@ pub(super) fn own_children() -> io::Result<Vec<Pid>> {
 
 /// The same for a process in which others reap too, and threads come and go. Asks every process there is.
 pub(super) fn own_children_asked() -> io::Result<Vec<Pid>> {
-    let own = own_pid().as_raw_nonzero().get();
-    Ok(all()?.into_iter().filter(|&pid| parent_of(pid) == Some(own)).collect())
+    children_asked(own_pid())
+}
+
+fn children_asked(parent: Pid) -> io::Result<Vec<Pid>> {
+    let mut children = all()?;
+    let mut unseen = None;
+    children.retain(|&pid| {
+        is_child(pid, parent).unwrap_or_else(|error| {
+            unseen = Some(error);
+            false
+        })
+    });
+    unseen.map_or(Ok(children), Err)
 }
 
 fn children(parent: Pid) -> io::Result<Vec<Pid>> {
-    let parent = parent.as_raw_nonzero();
     let mut children = Vec::new();
-    for thread in fs::read_dir(format!("/proc/{parent}/task"))? {
+    for thread in fs::read_dir(format!("/proc/{}/task", parent.as_raw_nonzero()))? {
         let thread = thread?.path();
         match fs::read_to_string(thread.join("children")) {
             Ok(list) => {
@@ -58,7 +68,7 @@ fn children(parent: Pid) -> io::Result<Vec<Pid>> {
             Err(error) if !gone(&error) => return Err(error),
             // A kernel without that file: then every process says who its parent is.
             Err(_) if thread.exists() => {
-                return Ok(all()?.into_iter().filter(|&pid| parent_of(pid) == Some(parent.get())).collect());
+                return children_asked(parent);
             }
             // A thread that has ended.
             Err(_) => {}
@@ -102,8 +112,13 @@ impl Stat {
     }
 }
 
-fn parent_of(pid: Pid) -> Option<i32> {
-    Stat::read(pid).ok()?.number(4)?.try_into().ok()
+/// Whether a process is the child of another. One that has ended is not; one that cannot be seen is an error.
+fn is_child(pid: Pid, parent: Pid) -> io::Result<bool> {
+    match Stat::read(pid) {
+        Ok(stat) => Ok(stat.number(4) == Some(number(parent).into())),
+        Err(error) if gone(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// When a process was started, in ticks since boot. None if it is gone.
@@ -222,9 +237,8 @@ impl<'a> Sweep<'a> {
         // What a marked process has started without its marker can be found only as long as the parent lives.
         let mut next = 0;
         while let Some(parent) = self.held.get(next).map(|held| held.pid) {
-            let of_parent = |child| Ok(parent_of(child) == Some(parent.as_raw_nonzero().get()));
             match children(parent) {
-                Ok(children) => self.hold(children, of_parent)?,
+                Ok(children) => self.hold(children, |child| is_child(child, parent))?,
                 Err(error) if gone(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -305,7 +319,7 @@ mod tests {
         while marker_of(pid).unwrap().as_deref() != Some("x@1.2.3.4") {
             std::thread::yield_now();
         }
-        assert_eq!(parent_of(pid), Some(own_pid().as_raw_nonzero().get()));
+        assert!(is_child(pid, own_pid()).unwrap() && !is_child(own_pid(), pid).unwrap());
         assert!(started_at(pid) >= started_at(own_pid()));
         assert!(!is_dead(pid) && reap(pid).is_none());
         drop(child.stdin.take());

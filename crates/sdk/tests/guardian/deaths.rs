@@ -76,7 +76,9 @@ async fn guardian_killed(cgroups: bool) {
     let (stray, bare) = (bench.number("stray"), bench.number("bare"));
     signal(bench.guardian.pid(), Signal::KILL);
     assert_eq!(bench.event().await, Event::Gone);
-    assert!(!lives(pid) && !lives(stray) && !lives(bare));
+    for (who, pid) in [("the run", pid), ("the stray", stray), ("the bare", bare)] {
+        assert!(!lives(pid), "{who} lives: {:?}", fs::read_to_string(format!("/proc/{pid}/status")));
+    }
     assert!(strays(bench.dir.path(), "orphaned").is_empty());
     assert!(bench.guardian.lease(boottime_ms()).await.is_err());
     let dir = bench.dir.path().to_owned();
