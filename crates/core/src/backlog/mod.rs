@@ -21,4 +21,4 @@ pub use level::Level;
 pub use places::Charge;
 pub(crate) use turns::Turns;
 pub use vtime::{Cost, Pass, VTime, Weight};
-pub(crate) use window::Entry;
+pub(crate) use window::{Entry, Window};

@@ -31,6 +31,9 @@ pub struct Charge {
     pub cost: Cost,
     /// The weight its key had when it was placed.
     pub weight: Weight,
+    /// It stands in its key's chain: the key's next task begins where this charge ends. A task that is tried
+    /// again does not.
+    pub chained: bool,
 }
 
 impl Charge {
@@ -144,7 +147,7 @@ impl Places {
         let state = self.keys.get(ix);
         // While a key keeps waiting F is above V and A, so its tasks form a chain.
         let start = state.finish.max(self.newcomer(ack));
-        let charge = Charge { cost, weight: state.weight };
+        let charge = Charge { cost, weight: state.weight, chained: true };
         let state = self.keys.get_mut(ix);
         state.finish = start + charge.span();
         state.chain += 1;
@@ -195,21 +198,20 @@ impl Places {
         self.touch(ix);
     }
 
-    /// A task is dispatched: V moves. `chained` says that the row stands in its key's chain, so that the
-    /// key's next row begins where this one's charge ends.
-    pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+    /// A task is dispatched: V moves.
+    pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
         let weights = self.waiting_weights;
-        self.no_longer_waits(ix, pass, charge, chained);
+        self.no_longer_waits(ix, pass, charge);
         let grown = self.vtime + VTime::share(charge.cost, weights);
         let grown = if self.canary.is(Bug::TimeHeldByNewKeys) { self.vtime } else { self.up_to_alarm(grown) };
         self.vtime = self.vtime.max(pass.time()).max(grown);
         self.when_nothing_waits();
     }
 
-    fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+    fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
         let state = self.keys.get_mut(ix);
         state.waiting = state.waiting.saturating_sub(1);
-        if chained {
+        if charge.chained {
             // The next one of the chain begins where this one's charge ends.
             state.chain = state.chain.saturating_sub(1);
             if state.chain > 0 {
@@ -266,8 +268,8 @@ impl Places {
     }
 
     /// After a restart: a row counted as waiting is running. Its dispatch was not saved.
-    pub(crate) fn adopted(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
-        self.no_longer_waits(ix, pass, charge, chained);
+    pub(crate) fn adopted(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
+        self.no_longer_waits(ix, pass, charge);
         self.raise_vtime(pass);
         self.when_nothing_waits();
     }
