@@ -19,6 +19,7 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
             return Err(format!("lane {}: it waits for a read that nobody asked for", lane.id));
         }
     }
+    timers(shard)?;
     let aside = shard.unreported_aside();
     ensure(aside == 0 || !shard.may_start(), || {
         format!("{aside} long runners wait, and nothing will start them")
@@ -31,6 +32,26 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
 pub fn owner(owner: &Owner) -> Result<(), String> {
     invariants(owner.shard())?;
     owner.check()
+}
+
+/// The same as for lanes; and what is due has been done, or is about to be.
+fn timers(shard: &Shard) -> Result<(), String> {
+    let timers = &shard.timers;
+    let window = &timers.window;
+    let (ack, read) = (window.ack(), window.read());
+    ensure(ack <= read, || format!("timers: A {ack} is above R {read}"))?;
+    for level in window.waiting().keys().chain(window.running().keys()).copied().chain(timers.pin()) {
+        ensure(level > ack, || format!("timers: {level} is to come, but A is {ack}"))?;
+    }
+    if let Some((&last, _)) = window.waiting().last_key_value() {
+        ensure(last <= read, || format!("timers: {last} is in the window, but R is {read}"))?;
+    }
+    ensure(!window.is_unread() || window.is_reading() || timers.read_retry.is_some(), || {
+        "timers: some may be due, but no read is on its way".to_string()
+    })?;
+    ensure(!window.is_reading() || shard.has_load_for_timers(), || {
+        "timers: they wait for a read that nobody asked for".to_string()
+    })
 }
 
 /// A <= R, nothing outstanding at or below A, waiting rows in (A, R].
@@ -144,8 +165,9 @@ fn queues(shard: &Shard) -> Result<(), String> {
             ensure(runs == kept, || format!("queue {id}, key {key}: {runs} runs, {kept} counted"))?;
         }
         let (total, aside) = (queue.record.totals.unfinished(), shard.aside_of(id));
-        ensure(total == rows + aside, || {
-            format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside")
+        let scheduled = queue.record.totals.scheduled;
+        ensure(total == rows + aside + scheduled, || {
+            format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside, {scheduled} scheduled")
         })?;
     }
     Ok(())

@@ -33,8 +33,8 @@ pub mod names;
 pub mod owner;
 pub mod refusal;
 pub mod shard;
-pub mod worker;
 pub mod timers;
+pub mod worker;
 mod workers;
 
 pub use bounds::Bounds;

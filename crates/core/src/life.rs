@@ -142,19 +142,23 @@ pub(crate) fn after(state: State, event: Event, tries: Tries) -> Next {
         (State::Scheduled | State::Queued, EndedLate { end: End::Failed | End::Lost, counted: true }) => {
             Next::Stay
         }
-        (State::Scheduled | State::Queued, EndedLate { end: end @ (End::Failed | End::Lost), counted: false }) => {
-            tried_in_vain(end, tries)
-        }
+        (
+            State::Scheduled | State::Queued,
+            EndedLate { end: end @ (End::Failed | End::Lost), counted: false },
+        ) => tried_in_vain(end, tries),
         // Ends and refusals are matched by fence against what runs, so these are of no run that counts.
         (State::Scheduled | State::Queued, Ended(_) | Refused) => Next::Stay,
 
         // It runs.
         (State::Running { .. }, Ended(End::Succeeded)) => Next::Finish(Outcome::Succeeded),
-        (State::Running { canceled: true }, Ended(End::Failed | End::FailedForGood | End::Lost) | Refused) => {
-            Next::Finish(Outcome::Canceled)
-        }
+        (
+            State::Running { canceled: true },
+            Ended(End::Failed | End::FailedForGood | End::Lost) | Refused,
+        ) => Next::Finish(Outcome::Canceled),
         (State::Running { canceled: false }, Ended(End::FailedForGood)) => Next::Finish(Outcome::Failed),
-        (State::Running { canceled: false }, Ended(end @ (End::Failed | End::Lost))) => tried_in_vain(end, tries),
+        (State::Running { canceled: false }, Ended(end @ (End::Failed | End::Lost))) => {
+            tried_in_vain(end, tries)
+        }
         // A dispatch that never started costs nothing.
         (State::Running { canceled: false }, Refused) => Next::Queue,
         (State::Running { canceled: false }, Cancel | Detached) => Next::Stop,
@@ -315,7 +319,8 @@ mod tests {
     #[test]
     fn a_task_that_keeps_killing_its_workers_is_not_tried_for_ever() {
         let running = State::Running { canceled: false };
-        let lost = |lost| after(running, Event::Ended(End::Lost), Tries { lost, max_attempts: 1_000, ..TRIES });
+        let lost =
+            |lost| after(running, Event::Ended(End::Lost), Tries { lost, max_attempts: 1_000, ..TRIES });
         assert_eq!([lost(0), lost(1), lost(2)], [Next::Retry, Next::Retry, Next::Finish(Outcome::Failed)]);
         let failed = Tries { lost: 2, max_attempts: 1_000, ..TRIES };
         assert_eq!(after(running, Event::Ended(End::Failed), failed), Next::Retry);

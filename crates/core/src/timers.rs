@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use crate::backlog::{Level, Window};
 use crate::bounds::Bounds;
-use crate::canary::Canary;
+use crate::canary::{Bug, Canary};
 use crate::change::{Timed, TimerRow, TimersRecord};
 use crate::names::{CommitId, Millis, TaskId};
 
@@ -47,16 +47,20 @@ pub(crate) struct Timers {
     pub(crate) read_failures: u32,
     /// How many the open batch has handled.
     pub(crate) handled: usize,
+    canary: Canary,
 }
 
 impl Timers {
     pub(crate) fn restore(record: &TimersRecord, bounds: &Bounds, canary: Canary) -> Timers {
+        // Nothing is above A if nothing ever was.
+        let max = if canary.is(Bug::RetryLost) { record.ack } else { record.max };
         Timers {
-            window: Window::restore(record.ack, record.max, bounds.window_rows, canary),
+            window: Window::restore(record.ack, max, bounds.window_rows, canary),
             pins: VecDeque::new(),
             read_retry: None,
             read_failures: 0,
             handled: 0,
+            canary,
         }
     }
 
@@ -67,7 +71,11 @@ impl Timers {
     /// The level of a new timer: never at or below the cursor, whatever the time is said to be.
     pub(crate) fn level(&self, due: Millis, what: &Timed, seq: u64) -> Level {
         let level = moment(due, what, seq);
-        if level > self.window.ack() { level } else { moment(due_at(self.window.ack()).plus(SEGMENT_MS), what, seq) }
+        if level > self.window.ack() {
+            level
+        } else {
+            moment(due_at(self.window.ack()).plus(SEGMENT_MS), what, seq)
+        }
     }
 
     /// A timer was given this level, and `commit` will write it.
@@ -99,7 +107,8 @@ impl Timers {
     }
 
     fn advance(&mut self) {
-        self.window.advance(self.pin());
+        let pin = if self.canary.is(Bug::SegmentDropped) { None } else { self.pin() };
+        self.window.advance(pin);
     }
 
     /// When the first timer that memory knows is due. Later ones may be unknown, earlier ones are not.

@@ -274,13 +274,7 @@ impl<E> Window<E> {
 
     /// A read returned rows above its start, in order, up to `last`. `durable_seq` is the highest seq known to be
     /// durable: rows above it are seen before their commit is acknowledged, and join when it is.
-    pub(crate) fn read_returned(
-        &mut self,
-        rows: Vec<(Level, E)>,
-        last: Level,
-        end: bool,
-        durable_seq: u64,
-    ) {
+    pub(crate) fn read_returned(&mut self, rows: Vec<(Level, E)>, last: Level, end: bool, durable_seq: u64) {
         let Some(reading) = self.reading.take() else { return };
         self.read = self.read.max(last);
         if end {

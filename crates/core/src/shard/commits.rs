@@ -1,12 +1,12 @@
 //! Making it durable: batches, and what each of them sets free.
 
-use super::{LaneIx, Shard, Timer};
+use super::{Alarm, LaneIx, Shard};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::Change;
+use crate::change::{Change, Timed};
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, RequestId};
+use crate::names::{CommitId, RequestId, TaskId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub(super) struct Batch {
     pub(super) changes: Vec<Change>,
     /// Rows that join their lanes when it is durable.
     pub(super) rows: Vec<(LaneIx, Level, Entry)>,
+    /// Timers that join the others when it is durable.
+    pub(super) timers: Vec<(Level, TaskId, Timed)>,
     /// Effects that are emitted when it is durable.
     then: Vec<Effect>,
     /// The last seq that was handed out when it was sealed.
@@ -23,12 +25,13 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(id: CommitId) -> Batch {
-        Batch { id, changes: Vec::new(), rows: Vec::new(), then: Vec::new(), last_seq: 0 }
+        let (rows, timers, then) = (Vec::new(), Vec::new(), Vec::new());
+        Batch { id, changes: Vec::new(), rows, timers, then, last_seq: 0 }
     }
 
     /// How much it makes us hold: changes while it is open, rows and answers until it is durable.
     pub(super) fn size(&self) -> usize {
-        self.changes.len().max(self.rows.len()).max(self.then.len())
+        self.changes.len().max(self.rows.len() + self.timers.len()).max(self.then.len())
     }
 }
 
@@ -61,6 +64,10 @@ impl Shard {
         for queue in std::mem::take(&mut self.dirty_queues) {
             changes.push(Change::Queue { queue, record: self.queues[queue.0 as usize].record.clone() });
         }
+        if std::mem::take(&mut self.dirty_timers) {
+            changes.push(Change::Timers { record: self.timers.record() });
+        }
+        self.timers.handled = 0;
         changes.push(Change::Seq { next: self.next_seq });
         batch.last_seq = self.next_seq - 1;
         effects.push(Effect::Save { commit: batch.id, changes });
@@ -108,6 +115,10 @@ impl Shard {
                 lanes.push(ix);
             }
         }
+        for (level, task, what) in batch.timers {
+            self.timers.window.merge(level, (task, what));
+        }
+        self.timers.unpin(commit);
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];
             let ack = lane.window.ack();
@@ -139,7 +150,7 @@ impl Shard {
         }
         if lane.more_to_forget && !lane.forget_armed {
             lane.forget_armed = true;
-            self.arm(self.now.plus(bounds::FORGET_AFTER_MS), Timer::Forget(ix));
+            self.arm(self.now.plus(bounds::FORGET_AFTER_MS), Alarm::Forget(ix));
         }
     }
 

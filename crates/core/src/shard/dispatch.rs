@@ -7,10 +7,13 @@
 
 use std::collections::BTreeSet;
 
+use super::timing::Over;
 use super::{LaneIx, Shard};
 use crate::backlog::{VTime, Weight};
 use crate::bounds;
 use crate::canary::Bug;
+use crate::change::Place;
+use crate::life::Outcome;
 use crate::messages::{Effect, Run};
 use crate::names::{Class, Fence, QueueId, QueueName, WorkerId};
 use crate::refusal::Refusal;
@@ -133,6 +136,9 @@ impl Shard {
     /// been read yet may hold a task that goes first, so lower priorities wait for it.
     pub(crate) fn startable(&self, queue: QueueId) -> Option<LaneIx> {
         let queue = &self.queues[queue.0 as usize];
+        if queue.settings.settings.paused {
+            return None;
+        }
         for (&priority, turns) in &queue.turns {
             let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
             let window = |ix: &LaneIx| &self.lanes[ix.0].window;
@@ -164,6 +170,9 @@ impl Shard {
         }
         let Some((_, queue)) = next else { return false };
         let Some(ix) = self.startable(queue) else { return false };
+        if self.expire_first(ix, effects) {
+            return true;
+        }
         let lane = &mut self.lanes[ix.0];
         let weights = lane.places.waiting_weights();
         let Some((level, entry)) = lane.start_first() else { return false };
@@ -178,6 +187,8 @@ impl Shard {
             charge: entry.charge,
             attempt: entry.attempt,
             max_attempts: entry.max_attempts,
+            lost: entry.lost,
+            terms: entry.terms,
             fence,
             started: self.now,
         };
@@ -198,6 +209,34 @@ impl Shard {
         self.runs.insert(entry.task, live);
         let work = self.payloads.take(entry.task);
         effects.push(Effect::Start { worker: id, run, work });
+        true
+    }
+
+    /// If it is too late to start the task that goes next, it has ended. Its timer may not have come yet.
+    fn expire_first(&mut self, ix: LaneIx, effects: &mut Vec<Effect>) -> bool {
+        let lane = &mut self.lanes[ix.0];
+        let Some((&level, entry)) = lane.window.waiting().first_key_value() else { return false };
+        let expires = entry.terms.as_ref().and_then(|terms| terms.expires);
+        if expires.is_none_or(|expires| expires > self.now) {
+            return false;
+        }
+        let (key, charge) = (entry.key, entry.charge);
+        let over = Over {
+            task: entry.task,
+            lane: lane.id,
+            key: lane.places.keys().get(key).key.clone(),
+            from: Place::Lane(level),
+            attempt: entry.attempt,
+            max_attempts: entry.max_attempts,
+            expires,
+            outcome: Outcome::Expired,
+            last: None,
+            result: [].into(),
+        };
+        lane.withdraw(level, charge, key);
+        self.task_changed(over.task);
+        self.left_lane(ix);
+        self.finish(over, effects);
         true
     }
 
