@@ -402,7 +402,8 @@ impl Shard {
         let tries = attempt.saturating_sub(1);
         let end = Arc::new(EndRecord { key, outcome, at: self.now, last, result });
         let kept = (retention_ms > 0).then(|| end.clone());
-        self.batch.changes.push(Change::Finished { task, lane, from, tries, outcome, end: kept });
+        let canceling = self.canceling.remove(&task);
+        self.batch.changes.push(Change::Finished { task, lane, from, tries, canceling, outcome, end: kept });
         if retention_ms > 0 {
             self.set_timer(self.now.plus(retention_ms), task, Timed::Forget { tries });
         }
@@ -411,7 +412,6 @@ impl Shard {
         }
         self.payloads.take(task);
         self.aside.remove(&task);
-        self.canceling.remove(&task);
         self.watched.remove(&task);
         self.after_commit(Effect::Finished { task, lane, max_attempts, end }, effects);
     }
