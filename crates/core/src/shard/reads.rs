@@ -122,7 +122,8 @@ impl Shard {
         } else if let Err(what) = lane.read_returned(rows, end, self.durable_seq) {
             effects.push(Effect::Broken { what });
         }
-        self.ready.insert(lane.id.queue);
+        let queue = lane.id.queue;
+        self.wake(queue);
         self.save_empty(ix, ack);
     }
 
@@ -138,14 +139,13 @@ impl Shard {
                     self.arm(at, Alarm::ReadLane(ix));
                 }
             }
+            Some(LoadFor::Timers) if !self.timers.window.awaits(load) => {}
             Some(LoadFor::Timers) => {
-                if self.timers.window.awaits(load) {
-                    self.timers.window.read_failed();
-                    let at = retry_at(self.now, self.timers.read_failures);
-                    self.timers.read_failures = self.timers.read_failures.saturating_add(1);
-                    self.timers.read_retry = Some(at);
-                    self.arm(at, Alarm::ReadTimers);
-                }
+                self.timers.window.read_failed();
+                let at = retry_at(self.now, self.timers.read_failures);
+                self.timers.read_failures = self.timers.read_failures.saturating_add(1);
+                self.timers.read_retry = Some(at);
+                self.arm(at, Alarm::ReadTimers);
             }
             Some(LoadFor::Task(task)) => {
                 if let Some(read) = self.task_reads.get_mut(&task) {
