@@ -89,7 +89,7 @@ pub enum Change {
     /// The levels of the timers. Those at or below the ack level are over: delete them by range.
     Timers {
         /// What to remember.
-        record: TimersRecord,
+        record: ShelfRecord,
     },
     /// A queue's settings.
     Settings {
@@ -286,9 +286,9 @@ pub enum Timed {
     },
 }
 
-/// What is saved of the timers.
+/// What is saved of a shelf: of the timers, or of a parked key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TimersRecord {
+pub struct ShelfRecord {
     /// All at or below are over.
     pub ack: Level,
     /// The highest level ever written.
@@ -533,7 +533,7 @@ pub struct Metadata {
     /// Every request that is remembered.
     pub requests: Vec<(RequestKey, RequestRecord)>,
     /// The levels of the timers.
-    pub timers: TimersRecord,
+    pub timers: ShelfRecord,
     /// Every running task that somebody wants stopped.
     pub canceling: Vec<TaskId>,
     /// The settings of every queue that has some of its own.

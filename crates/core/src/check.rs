@@ -36,17 +36,10 @@ pub fn owner(owner: &Owner) -> Result<(), String> {
 
 /// The same as for lanes; and what is due has been done, or is about to be.
 fn timers(shard: &Shard) -> Result<(), String> {
-    let timers = &shard.timers;
-    let window = &timers.window;
-    let (ack, read) = (window.ack(), window.read());
-    ensure(ack <= read, || format!("timers: A {ack} is above R {read}"))?;
-    for level in window.waiting().keys().chain(window.running().keys()).copied().chain(timers.pin()) {
-        ensure(level > ack, || format!("timers: {level} is to come, but A is {ack}"))?;
-    }
-    if let Some((&last, _)) = window.waiting().last_key_value() {
-        ensure(last <= read, || format!("timers: {last} is in the window, but R is {read}"))?;
-    }
-    ensure(!window.is_unread() || window.is_reading() || timers.read_retry.is_some(), || {
+    let shelf = &shard.timers.shelf;
+    shelf.check().map_err(|what| format!("timers: {what}"))?;
+    let window = &shelf.window;
+    ensure(!window.is_unread() || window.is_reading() || shelf.read_retry.is_some(), || {
         "timers: some may be due, but no read is on its way".to_string()
     })?;
     ensure(!window.is_reading() || shard.has_load_for_timers(), || {

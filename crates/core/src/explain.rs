@@ -106,7 +106,7 @@ impl Shard {
         let lane = self.lane_at(ix);
         let level = match task.place {
             Place::Lane(level) => level,
-            Place::Timer(level) if level <= self.timers.window.ack() => return Standing::Gone,
+            Place::Timer(level) if level <= self.timers.shelf.window.ack() => return Standing::Gone,
             Place::Timer(level) => return Standing::Scheduled { due: due_at(level) },
             Place::Aside => {
                 return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };

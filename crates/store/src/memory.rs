@@ -9,7 +9,7 @@ use evenhand_core::backlog::{Level, Weight};
 use evenhand_core::bounds::TRIES_KEPT;
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestRecord, SettingsRecord, Timed,
-    TimerRow, TimersRecord, Try,
+    TimerRow, ShelfRecord, Try,
 };
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
@@ -74,7 +74,7 @@ pub struct Tables {
     /// Timers by level.
     pub timers: BTreeMap<Level, TimerRow>,
     /// What is saved of them.
-    pub timers_record: TimersRecord,
+    pub timers_record: ShelfRecord,
     /// Timers deleted one by one, as rows are.
     pub deleted_timers: BTreeSet<Level>,
     /// Tasks by id.

@@ -65,7 +65,7 @@ impl Shard {
             changes.push(Change::Queue { queue, record: self.queues[queue.0 as usize].record.clone() });
         }
         if std::mem::take(&mut self.dirty_timers) {
-            changes.push(Change::Timers { record: self.timers.record() });
+            changes.push(Change::Timers { record: self.timers.shelf.record() });
         }
         self.timers.handled = 0;
         changes.push(Change::Seq { next: self.next_seq });
@@ -116,9 +116,9 @@ impl Shard {
             }
         }
         for (level, task, what) in batch.timers {
-            self.timers.window.merge(level, (task, what));
+            self.timers.shelf.window.merge(level, (task, what));
         }
-        self.timers.unpin(commit);
+        self.timers.shelf.unpin(commit);
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];
             let ack = lane.window.ack();

@@ -501,7 +501,7 @@ impl Shard {
     pub fn held(&self) -> Held {
         Held {
             rows: self.lanes.iter().map(|l| l.window.waiting().len() + l.window.held()).sum::<usize>(),
-            timers: self.timers.window.waiting().len() + self.timers.window.held(),
+            timers: self.timers.shelf.window.waiting().len() + self.timers.shelf.window.held(),
             keys: self.lanes.iter().map(|l| l.places.keys().len()).sum(),
             alarms: self.lanes.iter().map(|l| l.places.alarms()).sum(),
             runs: self.runs.len(),
@@ -618,7 +618,7 @@ impl Shard {
                     self.lanes[ix.0].read_retry = None;
                     self.hungry.insert(ix);
                 }
-                Alarm::ReadTimers => self.timers.read_retry = None,
+                Alarm::ReadTimers => self.timers.shelf.read_retry = None,
                 Alarm::ReadTask(task) => self.ask_task(task, effects),
                 Alarm::SetAside(ix) => self.on_aside_timer(ix),
                 Alarm::Forget(ix) => self.on_forget_timer(ix),
@@ -632,6 +632,7 @@ impl Shard {
         let alarm = self.alarms.first().map(|&(at, _)| at);
         let Some(at) = alarm.into_iter().chain(self.next_timer()).min() else { return };
         if self.wake.is_none_or(|wake| at < wake) {
+            debug_assert!(at > self.now, "a wake-up in the past would come again and again");
             self.wake = Some(at);
             effects.push(Effect::Wake { at });
         }

@@ -70,13 +70,13 @@ impl Shard {
 
     /// Asks for timers, if more of them should be known.
     fn ask_timers(&mut self, effects: &mut Vec<Effect>) {
-        if self.timers.read_retry.is_some() {
+        if self.timers.shelf.read_retry.is_some() {
             return;
         }
-        let Some((above, limit)) = self.timers.window.wants_read(self.bounds.page_rows) else { return };
+        let Some((above, limit)) = self.timers.shelf.window.wants_read(self.bounds.page_rows) else { return };
         let load = LoadId(self.next_load);
         self.next_load += 1;
-        self.timers.window.read_asked(load);
+        self.timers.shelf.window.read_asked(load);
         self.loads.insert(load, LoadFor::Timers);
         self.after_commit(Effect::LoadTimers { load, above, limit }, effects);
     }
@@ -89,15 +89,21 @@ impl Shard {
         effects: &mut Vec<Effect>,
     ) {
         let Some(LoadFor::Timers) = self.loads.remove(&load) else { return };
-        if !self.timers.window.awaits(load) {
+        if !self.timers.shelf.window.awaits(load) {
             return; // given up because it took too long
         }
         let foreign = rows.iter().find(|row| row.at.seq() >= self.next_seq || !self.knows_lane(row));
         if let Some(row) = foreign {
             effects.push(Effect::Broken { what: foreign_task(row.task) });
-        } else if let Err(what) = self.timers.read_returned(rows, end, self.durable_seq) {
+        } else if let Err(what) = self.timers_returned(rows, end) {
             effects.push(Effect::Broken { what });
         }
+    }
+
+    fn timers_returned(&mut self, rows: Vec<TimerRow>, end: bool) -> Result<(), String> {
+        let rows = rows.into_iter().map(|row| (row.at, (row.task, row.what))).collect();
+        let returned = self.timers.shelf.read_returned(rows, end, self.durable_seq);
+        returned.map_err(|what| format!("timers: {what}"))
     }
 
     /// Whether a timer's task can be placed when it is due.
@@ -139,12 +145,12 @@ impl Shard {
                     self.arm(at, Alarm::ReadLane(ix));
                 }
             }
-            Some(LoadFor::Timers) if !self.timers.window.awaits(load) => {}
+            Some(LoadFor::Timers) if !self.timers.shelf.window.awaits(load) => {}
             Some(LoadFor::Timers) => {
-                self.timers.window.read_failed();
-                let at = retry_at(self.now, self.timers.read_failures);
-                self.timers.read_failures = self.timers.read_failures.saturating_add(1);
-                self.timers.read_retry = Some(at);
+                self.timers.shelf.window.read_failed();
+                let at = retry_at(self.now, self.timers.shelf.read_failures);
+                self.timers.shelf.read_failures = self.timers.shelf.read_failures.saturating_add(1);
+                self.timers.shelf.read_retry = Some(at);
                 self.arm(at, Alarm::ReadTimers);
             }
             Some(LoadFor::Task(task)) => {

@@ -8,7 +8,7 @@ use std::task::Poll;
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, Share, Timed, TimerRow, ShelfRecord, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -217,7 +217,7 @@ pub(super) fn timer(n: u64) -> TimerRow {
 
 /// Saves the ack level of the timers.
 pub(super) fn timers_acked(ack: Level) -> Change {
-    Change::Timers { record: TimersRecord { ack, max: ack } }
+    Change::Timers { record: ShelfRecord { ack, max: ack } }
 }
 
 /// What a task may ask for, all of it.

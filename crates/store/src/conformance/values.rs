@@ -4,7 +4,7 @@
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, Share, Timed, TimerRow, ShelfRecord, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{ContentType, Key, Millis, QueueId, RequestKey, TaskId};
@@ -301,7 +301,7 @@ pub async fn timers_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     let owner = Owner::new(&store).await;
     owner.commit(timers.iter().cloned().map(Change::Timed).collect()).await;
     owner.commit(accept_all(&[smallest.clone(), largest.clone()])).await;
-    let record = TimersRecord { ack: Level::ZERO, max: highest() };
+    let record = ShelfRecord { ack: Level::ZERO, max: highest() };
     owner.commit(vec![Change::Timers { record }]).await;
     let store = h.reopen(store).await;
     let contents = contents(&store).await;

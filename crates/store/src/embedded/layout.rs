@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use evenhand_core::backlog::Level;
 use evenhand_core::bounds::TRIES_KEPT;
-use evenhand_core::change::{LaneRecord, Place, TimersRecord};
+use evenhand_core::change::{LaneRecord, Place, ShelfRecord};
 use evenhand_core::names::{
     Class, Key, LaneId, Priority, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId,
 };
@@ -644,7 +644,7 @@ pub(super) fn tell(
         &LANE => {
             let (lane, record) = (lane(name)?, values::lane(value)?);
             if lane == TIMERS {
-                metadata.timers = TimersRecord { ack: record.ack, max: record.max };
+                metadata.timers = ShelfRecord { ack: record.ack, max: record.max };
             } else {
                 metadata.lanes.push((lane, record));
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, Share, Timed, TimerRow, ShelfRecord, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -227,7 +227,7 @@ fn lives() -> Vec<Vec<Change>> {
             Change::Settings { queue: QueueId(0), record: SettingsRecord { version: 9, settings } },
             Change::Request { key: RequestKey(5), record: Some(RequestRecord { until: Millis(77), ids }) },
             Change::Queue { queue: QueueId(0), record },
-            Change::Timers { record: TimersRecord { ack: timer(0), max: timer(1_108) } },
+            Change::Timers { record: ShelfRecord { ack: timer(0), max: timer(1_108) } },
             Change::Seq { next: 1_109 },
         ],
     ]

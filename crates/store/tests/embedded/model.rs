@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, Timed, TimerRow, ShelfRecord, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -316,7 +316,7 @@ impl Owned {
             self.timers_ack = ack;
             self.timers.retain(|at| *at > ack);
         }
-        Change::Timers { record: TimersRecord { ack: self.timers_ack, max: ack } }
+        Change::Timers { record: ShelfRecord { ack: self.timers_ack, max: ack } }
     }
 
     /// Raises a lane's ack level, as far as its rows allow.

@@ -11,7 +11,7 @@
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, SettingsRecord, Timed,
-    TimerRow, TimersRecord, Totals, Try,
+    TimerRow, ShelfRecord, Totals, Try,
 };
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{
@@ -200,7 +200,7 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
     }
     if n.is_multiple_of(4) {
         let ack = timer(n, Level::LAST_SEQ);
-        changes.push(Change::Timers { record: TimersRecord { ack, max: timer(n + 30, seq(n, FORGET[1])) } });
+        changes.push(Change::Timers { record: ShelfRecord { ack, max: timer(n + 30, seq(n, FORGET[1])) } });
     }
     let mut ack = Level::ZERO;
     if n > 120 {
