@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use evenhand_core::backlog::{Level, Weight};
 use evenhand_core::bounds::TRIES_KEPT;
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestRecord, SettingsRecord, Timed,
-    TimerRow, ShelfRecord, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestRecord, SettingsRecord,
+    ShelfRecord, Timed, TimerRow, Try,
 };
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};

@@ -8,7 +8,7 @@ use std::task::Poll;
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, ShelfRecord, Totals, Try,
+    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{

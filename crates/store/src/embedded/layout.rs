@@ -762,7 +762,7 @@ mod tests {
         let (own, timer, later) = (Place::Lane(level(1)), Place::Timer(level(1)), Place::Lane(level(9)));
         assert_eq!(ops(&[Change::Accepted(task(timer))]), "RT");
         assert_eq!(ops(&[finished(timer, 0, false, false)]), "tr");
-        let record = TimersRecord { ack: level(1), max: level(1) };
+        let record = ShelfRecord { ack: level(1), max: level(1) };
         assert_eq!(ops(&[finished(timer, 0, false, false), Change::Timers { record }]), "tXl");
         assert_eq!(ops(&[moved(timer, later, false)]), "rRXm");
         assert_eq!(ops(&[moved(timer, later, false), Change::Timers { record }]), "RXmXl");

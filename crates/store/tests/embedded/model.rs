@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Timed, TimerRow, ShelfRecord, Totals, Try,
+    SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{

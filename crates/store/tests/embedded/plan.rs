@@ -10,8 +10,8 @@
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, SettingsRecord, Timed,
-    TimerRow, ShelfRecord, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, SettingsRecord,
+    ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{

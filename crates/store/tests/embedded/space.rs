@@ -2,7 +2,7 @@
 
 use evenhand_core::Change;
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{EndRecord, LaneRecord, Place, Timed, TimerRow, ShelfRecord};
+use evenhand_core::change::{EndRecord, LaneRecord, Place, ShelfRecord, Timed, TimerRow};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{Class, ContentType, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
 use evenhand_store::embedded;

@@ -3,7 +3,7 @@
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, SettingsRecord, Timed, TimerRow, TimersRecord,
+    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, SettingsRecord, ShelfRecord, Timed, TimerRow,
     Totals, Try,
 };
 use evenhand_core::life::{End, Outcome};
@@ -97,7 +97,7 @@ fn good() -> Vec<Change> {
         timed(7, 4, Timed::Expire),
         Change::Key { lane: LANE, key: Key::shared(), record: Some(key) },
         Change::Lane { lane: LANE, record: LaneRecord { max: level(6), ..LaneRecord::default() } },
-        Change::Timers { record: TimersRecord { ack: Level::ZERO, max: level(7) } },
+        Change::Timers { record: ShelfRecord { ack: Level::ZERO, max: level(7) } },
         Change::Settings { queue: LANE.queue, record: SettingsRecord::default() },
         counted(Totals { accepted: 4, failed: 1, scheduled: 1, ..Totals::default() }),
         Change::Seq { next: 8 },
@@ -142,7 +142,7 @@ fn a_store_whose_tables_contradict_each_other_is_not_whole() {
             "counts 0 tasks that wait for a time",
         ),
         (Change::Settings { queue: QueueId(7), record: SettingsRecord::default() }, "queue 7 has settings"),
-        (Change::Timers { record: TimersRecord { ack: level(2), max: level(99) } }, "there are timers up to"),
+        (Change::Timers { record: ShelfRecord { ack: level(2), max: level(99) } }, "there are timers up to"),
     ];
     for (change, expected) in stories {
         let problems = check(vec![change.clone()]).problems;
