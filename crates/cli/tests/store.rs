@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, QueueRecord, Totals};
 use evenhand_core::names::{
     Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
 };
@@ -29,11 +29,14 @@ fn given() -> TempDir {
             Change::Accepted(Task {
                 id: TaskId(id),
                 lane,
-                level: Some(Level::new(Default::default(), id)),
+                place: Place::Lane(Level::new(Default::default(), id)),
                 key: key.clone(),
-                charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
                 attempt: 1,
                 max_attempts: 1,
+                lost: 0,
+                terms: None,
+                replay_of: None,
                 accepted: Millis(0),
                 max_duration_ms: 0,
                 content_type: ContentType::default(),
@@ -86,7 +89,7 @@ fn a_whole_store_is_said_to_be_whole() {
         given().path(),
         0,
         &expect![[r#"
-            DIR is whole: 1 file, 888 B, 3 tasks, 3 of them in lanes
+            DIR is whole: 1 file, 904 B, 3 tasks, 3 of them in lanes
         "#]],
     );
 }
@@ -98,7 +101,7 @@ fn info_shows_queues_tables_and_log() {
         given().path(),
         0,
         &expect![[r#"
-            DIR: store format 2, 128.2 KiB
+            DIR: store format 3, 128.2 KiB
             2 commits, 2 of them in the log alone (128.0 KiB)
 
               kind     tables  layers  puts  deletes  size

@@ -123,16 +123,13 @@ pub(super) fn finished(task: &Task) -> Change {
 
 /// An end, which is remembered if there is something to remember.
 pub(super) fn ended(task: &Task, outcome: Outcome, end: Option<EndRecord>) -> Change {
+    stopped(task, outcome == Outcome::Canceled, outcome, end)
+}
+
+/// The same of a task that somebody wanted stopped, or that nobody did.
+pub(super) fn stopped(task: &Task, canceling: bool, outcome: Outcome, end: Option<EndRecord>) -> Change {
     let (end, tries) = (end.map(Into::into), task.attempt - 1);
-    Change::Finished {
-        task: task.id,
-        lane: task.lane,
-        from: task.place,
-        tries,
-        canceling: outcome == Outcome::Canceled,
-        outcome,
-        end,
-    }
+    Change::Finished { task: task.id, lane: task.lane, from: task.place, tries, canceling, outcome, end }
 }
 
 /// The end of a task as [`end_record`] has it, and the timer that will forget it.

@@ -268,12 +268,7 @@ pub async fn a_cancel_is_remembered_until_its_task_has_ended<H: Harness>(h: &H) 
     let store = h.reopen(store).await;
     let owner = Owner::new(&store).await;
     assert_eq!(owner.metadata.canceling, [1, 2, 3].map(TaskId));
-    let succeeded = |task: &Task, end| match ended(task, Outcome::Succeeded, end) {
-        Change::Finished { task, lane, from, tries, outcome, end, .. } => {
-            Change::Finished { task, lane, from, tries, canceling: true, outcome, end }
-        }
-        other => other,
-    };
+    let succeeded = |task: &Task, end| stopped(task, true, Outcome::Succeeded, end);
     owner.commit(vec![ended(&tasks[0], Outcome::Canceled, None)]).await;
     assert_eq!(Owner::new(&store).await.metadata.canceling, [2, 3].map(TaskId));
     let owner = Owner::new(&store).await;

@@ -710,3 +710,112 @@ pub(super) fn tell(
     }
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use evenhand_core::Task;
+    use evenhand_core::backlog::{Charge, Cost, Weight};
+    use evenhand_core::change::{EndRecord, Timed, TimerRow, Try};
+    use evenhand_core::life::{End, Outcome};
+    use evenhand_core::names::{ContentType, Millis};
+
+    use super::*;
+
+    const SHARD: ShardId = ShardId(1);
+    const OWN: LaneId = LaneId { queue: QueueId(1), priority: Priority(5), class: Class(0) };
+
+    fn level(seq: u64) -> Level {
+        Level::new(Default::default(), seq)
+    }
+
+    fn task(place: Place) -> Task {
+        Task {
+            id: TaskId(1),
+            lane: OWN,
+            place,
+            key: Key::shared(),
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+            attempt: 1,
+            max_attempts: 3,
+            lost: 0,
+            terms: None,
+            replay_of: None,
+            accepted: Millis(0),
+            max_duration_ms: 0,
+            content_type: ContentType::default(),
+            payload: [].into(),
+        }
+    }
+
+    fn finished(from: Place, tries: u16, canceling: bool, remember: bool) -> Change {
+        let (key, outcome, at) = (Key::shared(), Outcome::Succeeded, Millis(0));
+        let end = remember.then(|| Arc::new(EndRecord { key, outcome, at, last: None, result: [].into() }));
+        Change::Finished { task: TaskId(1), lane: OWN, from, tries, canceling, outcome, end }
+    }
+
+    fn moved(from: Place, to: Place, tried: bool) -> Change {
+        let end = End::Failed;
+        let (started, ended, error) = (Millis(0), Millis(0), "".into());
+        let tried = tried.then_some(Try { attempt: 1, seat: None, started, ended, end, error });
+        Change::Moved { lane: OWN, from, to, row: task(to).row_at(level(9)), tried }
+    }
+
+    fn acked(ack: Level) -> Change {
+        Change::Lane { lane: OWN, record: LaneRecord { ack, ..LaneRecord::default() } }
+    }
+
+    /// Puts and deletes of changes: a letter for each, capital if it puts; `r`ow, `t`ask, `e`nd, or `x` for a
+    /// record, whose own letter follows.
+    fn ops(changes: &[Change]) -> String {
+        let batch = Batch::of(SHARD, changes);
+        let get = &mut Get::from(&batch.bytes, FRAME_HEADER);
+        let mut text = String::new();
+        while !get.is_done() {
+            let op = next_op(get).unwrap();
+            let letter = match op.kind {
+                Kind::Rows => 'r',
+                Kind::Tasks if is_end(op.key) => 'e',
+                Kind::Tasks => 't',
+                Kind::Records => 'x',
+            };
+            text.push(if op.value.is_some() { letter.to_ascii_uppercase() } else { letter });
+            if op.kind == Kind::Records {
+                text.push(op.key[4].into());
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn an_ordinary_task_costs_no_more_than_it_must() {
+        let own = Place::Lane(level(1));
+        assert_eq!(ops(&[Change::Accepted(task(own))]), "RT");
+        assert_eq!(ops(&[finished(own, 0, false, false)]), "tr");
+        assert_eq!(ops(&[finished(own, 0, false, false), acked(level(1))]), "tXl");
+        assert_eq!(ops(&[finished(own, 0, false, true)]), "Er");
+        assert_eq!(ops(&[finished(own, 0, false, true), acked(level(1))]), "EXl");
+        let forget = TimerRow { at: level(2), task: TaskId(1), what: Timed::Forget { tries: 0 } };
+        assert_eq!(ops(&[Change::Timed(forget)]), "R");
+        assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 0 }]), "texmxP");
+    }
+
+    #[test]
+    fn other_tasks_pay_for_what_they_wrote() {
+        let (own, timer, later) = (Place::Lane(level(1)), Place::Timer(level(1)), Place::Lane(level(9)));
+        assert_eq!(ops(&[Change::Accepted(task(timer))]), "RT");
+        assert_eq!(ops(&[finished(timer, 0, false, false)]), "tr");
+        let record = ShelfRecord { ack: level(1), max: level(1) };
+        assert_eq!(ops(&[finished(timer, 0, false, false), Change::Timers { record }]), "tXl");
+        assert_eq!(ops(&[moved(timer, later, false)]), "rRXm");
+        assert_eq!(ops(&[moved(timer, later, false), Change::Timers { record }]), "RXmXl");
+        assert_eq!(ops(&[moved(own, Place::Timer(level(9)), true)]), "rRXmXT");
+        assert_eq!(ops(&[moved(own, Place::Aside, false)]), "rXaXm");
+        assert_eq!(ops(&[finished(later, 0, false, false)]), "txmr");
+        assert_eq!(ops(&[finished(later, 2, true, false)]), "txmxTxTrxc");
+        assert_eq!(ops(&[finished(Place::Aside, 0, false, false)]), "txmxa");
+        assert_eq!(ops(&[finished(later, 2, true, true)]), "Erxc");
+        assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 1_000 }]).matches("xT").count(), 20);
+    }
+}
