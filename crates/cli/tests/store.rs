@@ -50,6 +50,7 @@ fn given() -> TempDir {
         due: Default::default(),
         rows: 3,
         chained: 3,
+        refund: Default::default(),
         weight: Weight::ONE,
     };
     let max = Level::new(Default::default(), 3);

@@ -20,6 +20,10 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
         }
     }
     timers(shard)?;
+    for ((_, key), parked) in &shard.parked {
+        parked.shelf.check().map_err(|what| format!("parked rows of key {key}: {what}"))?;
+        ensure(parked.paused || parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
+    }
     let aside = shard.unreported_aside();
     ensure(aside == 0 || !shard.may_start(), || {
         format!("{aside} long runners wait, and nothing will start them")
@@ -159,8 +163,11 @@ fn queues(shard: &Shard) -> Result<(), String> {
         }
         let (total, aside) = (queue.record.totals.unfinished(), shard.aside_of(id));
         let scheduled = queue.record.totals.scheduled;
-        ensure(total == rows + aside + scheduled, || {
-            format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside, {scheduled} scheduled")
+        let parked = shard.parked_of(id);
+        ensure(total == rows + aside + scheduled + parked, || {
+            format!(
+                "queue {id}: {total} unfinished, {rows} rows, {aside} aside, {scheduled} scheduled, {parked} parked"
+            )
         })?;
     }
     Ok(())

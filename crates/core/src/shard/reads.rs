@@ -1,6 +1,7 @@
 //! Filling windows and looking up tasks. A read is emitted only when everything that happened before it
 //! was asked for is durable; what happens after that is reconciled when it returns.
 
+use super::parking::ParkedKey;
 use super::{Alarm, HeldEnd, LaneIx, Shard};
 use crate::backlog::Level;
 use crate::bounds;
@@ -10,10 +11,11 @@ use crate::messages::Effect;
 use crate::names::{LoadId, Millis, RequestId, TaskId};
 
 /// Whom a read is for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum LoadFor {
     Lane(LaneIx),
     Timers,
+    Parked(ParkedKey),
     Task(TaskId),
 }
 
@@ -145,6 +147,7 @@ impl Shard {
                     self.arm(at, Alarm::ReadLane(ix));
                 }
             }
+            Some(LoadFor::Parked(at)) => self.on_parked_failed(load, at),
             Some(LoadFor::Timers) if !self.timers.shelf.window.awaits(load) => {}
             Some(LoadFor::Timers) => {
                 self.timers.shelf.window.read_failed();
@@ -226,11 +229,11 @@ impl Shard {
 }
 
 /// An owner that was fenced and does not know it yet may read what its successor wrote.
-fn foreign_task(task: TaskId) -> String {
+pub(super) fn foreign_task(task: TaskId) -> String {
     format!("the store holds task {task} at a place that this owner never gave: another owner has the shard")
 }
 
-fn retry_at(now: Millis, failures: u32) -> Millis {
+pub(super) fn retry_at(now: Millis, failures: u32) -> Millis {
     let wait = bounds::READ_RETRY_MS << failures.min(16);
     now.plus(wait.min(bounds::READ_RETRY_MAX_MS))
 }

@@ -122,6 +122,21 @@ impl Shard {
     /// Gives a task that comes from the timers, or is tried again, a place in its lane.
     pub(super) fn place_row(
         &mut self,
+        lane: LaneId,
+        row: Row,
+        from: Place,
+        tried: Option<Try>,
+        placing: Placing,
+    ) {
+        if self.is_parked(lane.queue, &row.key) {
+            self.park(lane, row, from, tried);
+        } else {
+            self.place_row_now(lane, row, from, tried, placing);
+        }
+    }
+
+    pub(super) fn place_row_now(
+        &mut self,
         lane_id: LaneId,
         mut row: Row,
         from: Place,

@@ -219,6 +219,7 @@ fn renumbered(place: Place, seq: u64) -> Place {
     match place {
         Place::Lane(_) => Place::Lane(at(seq)),
         Place::Timer(_) => Place::Timer(timer_at(seq)),
+        Place::Parked(_) => Place::Parked(level(0, seq)),
         Place::Aside | Place::Over => place,
     }
 }

@@ -128,6 +128,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         requests: vec![(RequestKey(0), request_record(1)), (RequestKey(u128::MAX), request_record(2))],
         timers: ShelfRecord { ack: timer_at(9), max: timer_at(9) },
         canceling: vec![TaskId(207), TaskId(208)],
+        parked: Vec::new(),
         settings: vec![(mail, settings_record(1)), (render, settings_record(2))],
         store: Some(StoreId(u64::MAX)),
     };
@@ -165,6 +166,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         requests: vec![(RequestKey(0), request_record(1))],
         timers: ShelfRecord { ack: timer_at(10), max: timer_at(10) },
         canceling: vec![TaskId(208)],
+        parked: Vec::new(),
         settings: vec![(mail, settings_record(1)), (render, settings_record(6))],
         store: Some(StoreId(u64::MAX)),
     };

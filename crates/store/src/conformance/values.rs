@@ -236,7 +236,7 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         let opposite = times[times.len() - 1 - n as usize];
         let rows = [0, 1, i32::MAX as u32, 1 << 31, u32::MAX][n as usize % 5];
         let weight = if n % 2 == 0 { Weight::MIN } else { Weight::MAX };
-        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, weight };
+        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, refund: time, weight };
         changes.push(Change::Key { lane: LANE, key: key(&n.to_string()), record: Some(record) });
         keys.push((LANE, key(&n.to_string()), record));
 

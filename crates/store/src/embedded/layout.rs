@@ -61,6 +61,10 @@ const ENDED: u64 = 1 << 63;
 pub(super) const TRY: u8 = b'T';
 /// Which task runs an ended one again, by the one that ended.
 pub(super) const REPLAYED: u8 = b'P';
+/// A parked row, by queue, key and level.
+pub(super) const PARKED_ROW: u8 = b'R';
+/// A key whose rows are parked, by queue and key.
+pub(super) const PARKED: u8 = b'p';
 /// The shard's epoch.
 pub(super) const EPOCH: u8 = b'e';
 /// The shard's counter of seqs.
@@ -269,6 +273,18 @@ pub(super) fn try_key(shard: ShardId, task: TaskId, attempt: u16) -> RecordKey {
     record_key(shard, TRY, &[&task.0.to_be_bytes(), &attempt.to_be_bytes()])
 }
 
+/// The key's length goes before it, or those of one key would stand among those of another.
+pub(super) fn parked_row_key(shard: ShardId, queue: QueueId, key: &Key, level: Level) -> RecordKey {
+    let text = key.as_str().as_bytes();
+    let length = (text.len() as u16).to_be_bytes();
+    record_key(shard, PARKED_ROW, &[&queue.0.to_be_bytes(), &length, text, &level.to_bytes()])
+}
+
+/// The level that such a key ends with.
+pub(super) fn level_of_parked(record: &[u8]) -> Option<Level> {
+    Some(Level::from_bytes(record.get(record.len().checked_sub(16)?..)?.try_into().ok()?))
+}
+
 pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
     record_key(shard, EPOCH, &[])
 }
@@ -344,6 +360,8 @@ fn about_bytes(change: &Change) -> usize {
         | Change::Timed(_)
         | Change::Untimed { .. }
         | Change::Timers { .. }
+        | Change::Unparked { .. }
+        | Change::Parked { .. }
         | Change::Settings { .. }
         | Change::Key { .. }
         | Change::Lane { .. }
@@ -404,6 +422,11 @@ impl Writing {
                 values::put_due(&mut self.value, lane, &row(level));
                 self.put_row(TIMERS, level);
             }
+            Place::Parked(level) => {
+                let row = row(level);
+                values::put_due(&mut self.value, lane, &row);
+                self.put_record(&parked_row_key(self.shard, lane.queue, &row.key, level));
+            }
             Place::Aside => self.put_record(&aside_key(self.shard, task)),
             Place::Over => {}
         }
@@ -415,7 +438,8 @@ impl Writing {
             Place::Lane(level) => self.delete_row(lane, level),
             Place::Timer(level) => self.delete_row(TIMERS, level),
             Place::Aside => self.delete_record(&aside_key(self.shard, task)),
-            Place::Over => {}
+            // A parked row goes with its key, which whoever calls this knows.
+            Place::Parked(_) | Place::Over => {}
         }
     }
 
@@ -433,7 +457,7 @@ impl Writing {
             Change::Accepted(task) => {
                 self.batch.accepts = true;
                 match task.place {
-                    Place::Lane(_) | Place::Timer(_) => {
+                    Place::Lane(_) | Place::Timer(_) | Place::Parked(_) => {
                         self.enter(task.id, task.lane, task.place, |level| task.row_at(level));
                     }
                     Place::Aside | Place::Over => {}
@@ -443,6 +467,9 @@ impl Writing {
             }
             Change::Moved { lane, from, to, row, tried } => {
                 self.leave(row.task, *lane, *from);
+                if let Place::Parked(level) = from {
+                    self.delete_record(&parked_row_key(shard, lane.queue, &row.key, *level));
+                }
                 self.enter(row.task, *lane, *to, |level| Row { level, ..row.clone() });
                 values::put_moved(&mut self.value, *to, row);
                 self.put_record(&moved_key(shard, row.task));
@@ -494,6 +521,19 @@ impl Writing {
                 let record = LaneRecord { ack: record.ack, max: record.max, ..LaneRecord::default() };
                 values::put_lane(value, &record);
                 self.put_record(&lane_key(shard, TIMERS));
+            }
+            Change::Unparked { queue, key, level } => {
+                self.delete_record(&parked_row_key(shard, *queue, key, *level));
+            }
+            Change::Parked { queue, key, record } => {
+                let at = record_key(shard, PARKED, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        values::put_parked(value, record);
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
             }
             Change::Settings { queue, record } => {
                 values::put_settings(value, record);
@@ -570,7 +610,7 @@ impl Writing {
 /// of a task that never moved is its id.
 fn has_moved(task: TaskId, from: Place) -> bool {
     match from {
-        Place::Lane(level) | Place::Timer(level) => level.seq() != task.0,
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level.seq() != task.0,
         Place::Aside | Place::Over => true,
     }
 }
@@ -633,7 +673,11 @@ pub(super) fn tell(
 ) -> Option<()> {
     let name = &mut Get::from(record, 5);
     match record.get(4)? {
-        &EPOCH | &MOVED | &TRY | &REPLAYED => {}
+        &EPOCH | &MOVED | &TRY | &REPLAYED | &PARKED_ROW => {}
+        &PARKED => {
+            let queue = queue(name)?;
+            metadata.parked.push((queue, Key::new(text(record, name)?).ok()?, values::parked(value)?));
+        }
         &SEQ => metadata.next_seq = values::number(value)?,
         &QUEUE => metadata.queues.push((queue(name)?, values::queue(value)?)),
         &SETTINGS => metadata.settings.push((queue(name)?, values::settings(value)?)),

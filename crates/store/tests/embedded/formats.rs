@@ -78,7 +78,14 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
         (0..5)
             .map(|n| {
                 let time = VTime::from_bits(u128::from(n) << 60);
-                let record = KeyRecord { finish: time, due: time, rows: 9, chained: 7, weight: Weight::ONE };
+                let record = KeyRecord {
+                    finish: time,
+                    due: time,
+                    rows: 9,
+                    chained: 7,
+                    refund: VTime::ZERO,
+                    weight: Weight::ONE,
+                };
                 Change::Key { lane: LANE, key: key(n), record: Some(record) }
             })
             .collect(),
@@ -173,7 +180,7 @@ fn lives() -> Vec<Vec<Change>> {
     };
     let moved = |id: u64, from, to: Place, attempt: u16| {
         let level = match to {
-            Place::Lane(level) | Place::Timer(level) => level,
+            Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
             Place::Aside | Place::Over => Level::ZERO,
         };
         let row = Row {

@@ -129,7 +129,7 @@ impl Owned {
             26 => {
                 let (finish, due) = (time(dice), time(dice));
                 let (rows, weight) = (dice.below(9) as u32, Weight::MAX);
-                let record = KeyRecord { finish, due, rows, chained: 0, weight };
+                let record = KeyRecord { finish, due, rows, chained: 0, refund: VTime::ZERO, weight };
                 Change::Key { lane, key: key(dice.below(9)), record: (!dice.one_in(3)).then_some(record) }
             }
             _ if dice.one_in(2) => {
@@ -307,7 +307,7 @@ impl Owned {
     fn ack_timers(&mut self, dice: &mut Dice) -> Change {
         let due = self.tasks.values().filter_map(|task| match task.place {
             Place::Timer(level) => Some(level),
-            Place::Lane(_) | Place::Aside | Place::Over => None,
+            Place::Lane(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
         });
         let first = due.chain(self.ended.values().map(|(_, at)| *at)).min();
         let ack = first.map_or(self.timers_ack, Level::before);

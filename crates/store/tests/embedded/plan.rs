@@ -98,7 +98,7 @@ fn at(task: &Task, place: Place) -> Task {
 
 fn moved(task: &Task, to: &Task) -> Change {
     let level = match to.place {
-        Place::Lane(level) | Place::Timer(level) => level,
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
         Place::Aside | Place::Over => Level::ZERO,
     };
     let tried = (to.attempt > task.attempt).then(|| tried(task));
@@ -218,7 +218,14 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
     let vtime = VTime::from_bits(u128::from(n) << 60);
     let record = LaneRecord { ack, max: level(seq(n, SEQS - 1)), vtime, turn: VTime::ZERO };
     changes.push(Change::Lane { lane: LANE, record });
-    let record = KeyRecord { finish: vtime, due: vtime, rows: n as u32, chained: 1, weight: Weight::ONE };
+    let record = KeyRecord {
+        finish: vtime,
+        due: vtime,
+        rows: n as u32,
+        chained: 1,
+        refund: VTime::ZERO,
+        weight: Weight::ONE,
+    };
     changes.push(Change::Key { lane: LANE, key: key(n), record: Some(record) });
     if n.is_multiple_of(5) {
         changes.push(Change::Key { lane: LANE, key: key(n + 3), record: None });

@@ -148,7 +148,7 @@ impl Contents {
             Place::Timer(at) => {
                 Some(TimerRow { at, task: task.id, what: Timed::Due(task.lane, task.row_at(at)) })
             }
-            Place::Lane(_) | Place::Aside | Place::Over => None,
+            Place::Lane(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
         });
         let mut scheduled: Vec<_> = scheduled.collect();
         scheduled.sort_by_key(|timer| timer.at);
