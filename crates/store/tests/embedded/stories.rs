@@ -77,6 +77,7 @@ fn good() -> Vec<Change> {
         rows: 2,
         chained: 1,
         weight: Weight::ONE,
+        refund: Default::default(),
     };
     vec![
         Change::Accepted(task(1, Place::Lane(level(1)))),
