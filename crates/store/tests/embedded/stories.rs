@@ -78,6 +78,7 @@ fn good() -> Vec<Change> {
         chained: 1,
         refund: Default::default(),
         weight: Weight::ONE,
+        refund: Default::default(),
     };
     vec![
         Change::Accepted(task(1, Place::Lane(level(1)))),
