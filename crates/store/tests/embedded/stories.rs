@@ -78,7 +78,6 @@ fn good() -> Vec<Change> {
         chained: 1,
         refund: Default::default(),
         weight: Weight::ONE,
-        refund: Default::default(),
     };
     vec![
         Change::Accepted(task(1, Place::Lane(level(1)))),
