@@ -208,6 +208,11 @@ impl Oracle {
                             (from, to),
                             (Place::Lane(_) | Place::Timer(_) | Place::Aside, Place::Lane(_))
                         );
+                    if let (Place::Parked(_), Place::Lane(_)) = (from, to)
+                        && !row.charge.chained
+                    {
+                        return Err(format!("task {} comes back ahead of its key's others", row.task));
+                    }
                     if let (Place::Lane(_), Place::Parked(_)) = (from, to) {
                         parked.insert((*lane, row.key.clone()));
                     }
