@@ -28,7 +28,8 @@ pub enum Change {
     /// A task was accepted: put its record and its row, in its lane or among the timers.
     Accepted(Task),
     /// A task's row goes from one place to another, which are not the same: from a lane to the timers, to the
-    /// long runners and back, or to another level of its lane. What the row says now counts for the record.
+    /// long runners and back, or to another level of its lane. Its attempt, its charge and what was lost are what
+    /// the row says from now on. A new level ends in a seq of its own, not in the task's id as the first one did.
     Moved {
         /// Its lane, which does not change.
         lane: LaneId,
@@ -57,6 +58,8 @@ pub enum Change {
         from: Place,
         /// How often it was tried before the last time: so many tries may be remembered.
         tries: u16,
+        /// Somebody wanted it stopped while it ran. That need not be remembered any more.
+        canceling: bool,
         /// How it ended.
         outcome: Outcome,
         /// What to remember, if anything. A timer of its own forgets it.

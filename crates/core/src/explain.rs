@@ -129,7 +129,7 @@ impl Shard {
             return Hold::GateShut;
         }
         let queue = &self.queues[task.lane.queue.0 as usize];
-        if queue.settings.settings.paused {
+        if self.settings_of(task.lane.queue).paused {
             return Hold::Paused;
         }
         for ((priority, _), &ix) in &queue.lanes {

@@ -230,7 +230,7 @@ impl Backoff {
     pub(crate) fn wait_ms(self, task: TaskId, attempt: u16) -> u64 {
         let chance = mixed(task.0 ^ u64::from(attempt) << 48) >> 54; // 0 to 1023
         let half = self.plain_ms(attempt) / 2;
-        half + (u128::from(half) * 2 * u128::from(chance) / 1_023) as u64
+        half.saturating_add((u128::from(half) * 2 * u128::from(chance) / 1_023) as u64)
     }
 
     /// Checks what a user chose.

@@ -11,6 +11,7 @@ use crate::driver::SHARD;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Read {
     Lane { load: LoadId, lane: LaneId, above: Level, limit: usize },
+    Timers { load: LoadId, above: Level, limit: usize },
     Task { load: LoadId, task: TaskId },
 }
 
@@ -24,6 +25,10 @@ impl Read {
                     Err(_) => self.fail(),
                 }
             }
+            Read::Timers { load, above, limit } => match wait(store.read_timers(SHARD, above, limit)) {
+                Ok(page) => Input::TimersLoaded { load, rows: page.rows, end: page.end },
+                Err(_) => self.fail(),
+            },
             Read::Task { load, task } => match wait(store.read_task(SHARD, task)) {
                 Ok(task) => Input::TaskLoaded { load, task },
                 Err(_) => self.fail(),
@@ -34,7 +39,9 @@ impl Read {
     /// Is lost.
     pub(crate) fn fail(self) -> Input {
         match self {
-            Read::Lane { load, .. } | Read::Task { load, .. } => Input::LoadFailed { load },
+            Read::Lane { load, .. } | Read::Timers { load, .. } | Read::Task { load, .. } => {
+                Input::LoadFailed { load }
+            }
         }
     }
 }

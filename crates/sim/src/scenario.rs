@@ -24,13 +24,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
 use evenhand_core::backlog::{Cost, Weight};
-use evenhand_core::life::End;
+use evenhand_core::change::Settings;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{Class, CommitId, Key, Millis, Priority, QueueName, RequestId, TaskId, WorkerId};
 use evenhand_core::{Bounds, Change, Effect, Input, NewTask, Refusal, Run, Shard, check};
 use evenhand_store::{Fault, Memory, Store, StoreError, ready};
 
-use crate::driver::SHARD;
+use crate::driver::{SHARD, plain};
 use crate::reads::Read;
 
 /// Plays a scenario and returns what happened, a line each.
@@ -48,6 +49,7 @@ pub fn play(script: &str) -> String {
 struct Stage {
     out: String,
     bounds: Bounds,
+    settings: Settings,
     store: Memory,
     shard: Option<Shard>,
     now: u64,
@@ -70,6 +72,7 @@ impl Stage {
         Stage {
             out: String::new(),
             bounds: Bounds::default(),
+            settings: plain(),
             store: Memory::default(),
             shard: None,
             now: 0,
@@ -183,7 +186,7 @@ impl Stage {
     fn take(&mut self) {
         let taken = ready(self.store.take(SHARD)).expect("a memory store can be taken");
         let shard = Shard::new(self.bounds.clone(), taken.epoch, 7, taken.metadata);
-        self.shard = Some(shard.expect("the metadata is sound"));
+        self.shard = Some(shard.expect("the metadata is sound").with_defaults(self.settings.clone()));
         self.writes.clear();
         self.reads.clear();
         self.wake = None;
@@ -238,6 +241,9 @@ impl Stage {
             Effect::Load { load, lane, above, limit } => {
                 self.reads.push_back(Read::Lane { load, lane, above, limit });
             }
+            Effect::LoadTimers { load, above, limit } => {
+                self.reads.push_back(Read::Timers { load, above, limit });
+            }
             Effect::LoadTask { load, task } => self.reads.push_back(Read::Task { load, task }),
             Effect::Start { worker, run, .. } => {
                 let (name, on) = (self.name(run.task), self.on(worker));
@@ -250,13 +256,14 @@ impl Stage {
             Effect::Acknowledge { .. }
             | Effect::MemberSaved { .. }
             | Effect::Marked { .. }
-            | Effect::Retried { .. } => {}
+            | Effect::Retried { .. }
+            | Effect::Due { .. } => {}
             Effect::RefuseWorker { worker, refusal } => {
                 self.say(format_args!("w{worker} refused: {refusal}"))
             }
             Effect::Answer { request, answer } => self.answered(request, answer),
-            Effect::Finished { task, outcome, .. } => {
-                let outcome = format!("{outcome:?}").to_lowercase();
+            Effect::Finished { task, end, .. } => {
+                let outcome = end.outcome.to_string();
                 if outcome != "succeeded" {
                     self.say(format_args!("{outcome} {}", self.name(task)));
                 }
@@ -269,12 +276,24 @@ impl Stage {
     fn answered(&mut self, request: RequestId, answer: Result<Answer, Refusal>) {
         let (what, names) = self.requests.remove(&request).expect("a request that was made");
         match answer {
-            Ok(Answer::Accepted(tasks) | Answer::AcceptedBefore(tasks)) => {
+            Ok(Answer::Accepted(tasks)) => {
+                for ((task, created), name) in tasks.into_iter().zip(names) {
+                    if created {
+                        self.names.insert(task, name);
+                    } else {
+                        self.say(format_args!("{name} is {}", self.name(task)));
+                    }
+                }
+            }
+            Ok(Answer::AcceptedBefore(tasks)) => {
                 for (task, name) in tasks.into_iter().zip(names) {
                     self.names.insert(task, name);
                 }
             }
-            Ok(Answer::WeightSet | Answer::Canceled) => {}
+            Ok(Answer::Replayed(task)) => {
+                self.names.extend(names.into_iter().map(|name| (task, name)));
+            }
+            Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_)) => {}
             Ok(Answer::Stopping) => self.say("stopping"),
             Err(refusal) => self.say(format_args!("{what} refused: {refusal}")),
         }
@@ -364,7 +383,7 @@ impl Stage {
                     "x" => {
                         task.cost = Cost::new(value.parse::<u32>().expect("a cost") * 1000).expect("a cost")
                     }
-                    "t" => task.max_attempts = value.parse().expect("a number of tries"),
+                    "t" => task.max_attempts = Some(value.parse().expect("a number of tries")),
                     _ => panic!("what is {name} of a task?"),
                 }
             }
@@ -395,7 +414,7 @@ impl Stage {
     fn end(&mut self, name: &str, end: End) {
         let (worker, run) = self.take_run(name);
         let Run { task, fence, attempt, .. } = run;
-        self.step(Input::Ended { worker, task, fence, attempt, end });
+        self.step(Input::Ended { worker, task, fence, attempt, end, ending: Ending::default() });
     }
 
     fn end_oldest(&mut self) {

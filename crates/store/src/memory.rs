@@ -3,14 +3,19 @@
 //! switched on.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use evenhand_core::backlog::{Level, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord};
+use evenhand_core::bounds;
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestRecord, SettingsRecord, Timed,
+    TimerRow, TimersRecord, Try,
+};
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
-use crate::{LISTING_BYTES, Listing, Page, Store, StoreError, Taken};
+use crate::{History, LISTING_BYTES, Listing, Page, Store, StoreError, Taken, Wanted};
 
 /// What shall go wrong with the next commit or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +84,20 @@ pub struct Tables {
     pub requests: BTreeMap<RequestKey, RequestRecord>,
     /// The store's id.
     pub store: Option<StoreId>,
+    /// Timers by level.
+    pub timers: BTreeMap<Level, TimerRow>,
+    /// The levels of the timers.
+    pub timers_record: TimersRecord,
+    /// Tries by task and attempt.
+    pub tries: BTreeMap<(TaskId, u16), Try>,
+    /// Ends that are remembered, by task.
+    pub ends: BTreeMap<TaskId, Arc<EndRecord>>,
+    /// Ended tasks that were run again, and as what.
+    pub replayed: BTreeMap<TaskId, TaskId>,
+    /// Running tasks that somebody wants stopped.
+    pub canceling: BTreeSet<TaskId>,
+    /// Settings by queue.
+    pub settings: BTreeMap<QueueId, SettingsRecord>,
 }
 
 impl Memory {
@@ -187,6 +206,27 @@ impl Store for Memory {
         self.read(shard, |tables| tables.page(lane, above, limit))
     }
 
+    async fn read_timers(
+        &self,
+        shard: ShardId,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<TimerRow>, StoreError> {
+        self.read(shard, |tables| {
+            let mut found = tables.timers.range((Bound::Excluded(above), Bound::Unbounded));
+            let rows: Vec<TimerRow> = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
+            Page { rows, end: found.next().is_none(), deleted: 0 }
+        })
+    }
+
+    async fn read_history(&self, shard: ShardId, task: TaskId) -> Result<History, StoreError> {
+        self.read(shard, |tables| History {
+            tries: tables.tries.range((task, 0)..=(task, u16::MAX)).map(|(_, tried)| tried.clone()).collect(),
+            end: tables.ends.get(&task).map(|end| EndRecord::clone(end)),
+            replayed_as: tables.replayed.get(&task).copied(),
+        })
+    }
+
     async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
         self.read(shard, |tables| tables.tasks.get(&task).cloned())
     }
@@ -194,13 +234,15 @@ impl Store for Memory {
     async fn list_tasks(
         &self,
         shard: ShardId,
-        queue: Option<QueueId>,
+        wanted: Wanted,
         after: TaskId,
         limit: usize,
     ) -> Result<Listing, StoreError> {
         self.read(shard, |tables| {
             let all = tables.tasks.range(TaskId(after.0.saturating_add(1))..).map(|(_, task)| task);
-            let mut wanted = all.filter(|task| queue.is_none_or(|queue| task.lane.queue == queue));
+            let of_queue = move |task: &&Task| wanted.queue.is_none_or(|queue| task.lane.queue == queue);
+            let ended = move |task: &&Task| wanted.ended.is_none_or(|is| is == (task.place == Place::Over));
+            let mut wanted = all.filter(of_queue).filter(ended);
             let mut bytes = 0;
             let fits = |task: &&Task| {
                 bytes += task.payload.len();
@@ -225,34 +267,47 @@ impl Tables {
             aside,
             members: self.members.iter().map(|(seat, record)| (seat.clone(), record.clone())).collect(),
             stopped: self.stopped,
-            requests: self.requests.iter().map(|(key, record)| (*key, *record)).collect(),
+            requests: self.requests.iter().map(|(key, record)| (*key, record.clone())).collect(),
             store: self.store,
+            timers: self.timers_record,
+            canceling: self.canceling.iter().copied().collect(),
+            settings: self.settings.iter().map(|(queue, record)| (*queue, record.clone())).collect(),
         }
     }
 
     fn page(&self, lane: LaneId, above: Level, limit: usize) -> Page {
-        let from = std::ops::Bound::Excluded((lane, above));
+        let from = Bound::Excluded((lane, above));
         let mut found =
-            self.rows.range((from, std::ops::Bound::Unbounded)).take_while(|((id, _), _)| *id == lane);
+            self.rows.range((from, Bound::Unbounded)).take_while(|((id, _), _)| *id == lane);
         let rows: Vec<Row> = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
         let end = found.next().is_none();
         let last = match (end, rows.last()) {
             (false, Some(row)) => row.level,
             (true, _) | (false, None) => Level::from_bytes([0xff; 16]),
         };
-        let passed = self.deleted.range((from, std::ops::Bound::Included((lane, last))));
+        let passed = self.deleted.range((from, Bound::Included((lane, last))));
         Page { rows, end, deleted: passed.count() as u64 }
     }
 
     fn delete_rows(&mut self, change: &Change) {
         match change {
-            Change::Finished { lane, level: Some(level), .. }
-            | Change::SetAside { lane, level, .. }
-            | Change::Requeued { lane, from: Some(level), .. } => self.delete_row(*lane, *level),
+            Change::Finished { lane, from: Place::Lane(level), .. }
+            | Change::Moved { lane, from: Place::Lane(level), .. } => self.delete_row(*lane, *level),
+            Change::Finished { from: Place::Timer(at), .. }
+            | Change::Moved { from: Place::Timer(at), .. }
+            | Change::Untimed { at } => {
+                self.timers.remove(at);
+            }
             Change::Lane { lane, record } => self.delete_up_to(*lane, record.ack),
-            Change::Finished { level: None, .. }
-            | Change::Requeued { from: None, .. }
+            Change::Timers { record } => self.timers.retain(|at, _| *at > record.ack),
+            Change::Finished { from: Place::Aside | Place::Over, .. }
+            | Change::Moved { from: Place::Aside | Place::Over, .. }
             | Change::Accepted(_)
+            | Change::Canceling { .. }
+            | Change::Forgotten { .. }
+            | Change::Replayed { .. }
+            | Change::Timed(_)
+            | Change::Settings { .. }
             | Change::Key { .. }
             | Change::Queue { .. }
             | Change::Override { .. }
@@ -262,6 +317,29 @@ impl Tables {
             | Change::Store { .. }
             | Change::Seq { .. } => {}
         }
+    }
+
+    fn put_row(&mut self, lane: LaneId, place: Place, row: Row) {
+        match place {
+            Place::Lane(level) => {
+                self.rows.insert((lane, level), row);
+            }
+            Place::Timer(at) => {
+                self.timers.insert(at, TimerRow { at, task: row.task, what: Timed::Due(lane, row) });
+            }
+            Place::Aside => {
+                self.aside.insert(row.task);
+            }
+            Place::Over => {}
+        }
+    }
+
+    /// Removes all there is of a task.
+    fn forget(&mut self, task: TaskId) {
+        self.tasks.remove(&task);
+        self.ends.remove(&task);
+        self.replayed.remove(&task);
+        self.tries.retain(|(of, _), _| *of != task);
     }
 
     fn delete_row(&mut self, lane: LaneId, level: Level) {
@@ -285,29 +363,54 @@ impl Tables {
         self.delete_rows(&change);
         match change {
             Change::Accepted(task) => {
-                if let Some(row) = task.row() {
-                    self.rows.insert((task.lane, row.level), row);
+                let row = |level| task.row_at(level);
+                match task.place {
+                    Place::Lane(level) | Place::Timer(level) => {
+                        self.put_row(task.lane, task.place, row(level))
+                    }
+                    Place::Aside | Place::Over => {}
                 }
                 self.tasks.insert(task.id, task);
             }
-            Change::Requeued { task, lane, row, .. } => {
-                self.aside.remove(&task);
-                if let Some(record) = self.tasks.get_mut(&task) {
-                    record.level = Some(row.level);
+            Change::Moved { lane, to, row, tried, .. } => {
+                self.aside.remove(&row.task);
+                if let Some(record) = self.tasks.get_mut(&row.task) {
+                    record.place = to;
                     record.attempt = row.attempt;
                     record.charge = row.charge;
+                    record.lost = row.lost;
                 }
-                self.rows.insert((lane, row.level), row);
-            }
-            Change::SetAside { task, .. } => {
-                self.aside.insert(task);
-                if let Some(record) = self.tasks.get_mut(&task) {
-                    record.level = None;
+                if let Some(tried) = tried {
+                    self.tries.remove(&(row.task, tried.attempt.saturating_sub(bounds::TRIES_KEPT)));
+                    self.tries.insert((row.task, tried.attempt), tried);
                 }
+                self.put_row(lane, to, row);
             }
-            Change::Finished { task, .. } => {
+            Change::Canceling { task } => {
+                self.canceling.insert(task);
+            }
+            Change::Finished { task, end, .. } => {
                 self.aside.remove(&task);
-                self.tasks.remove(&task);
+                self.canceling.remove(&task);
+                match (end, self.tasks.get_mut(&task)) {
+                    (Some(end), Some(record)) => {
+                        record.place = Place::Over;
+                        self.ends.insert(task, end);
+                    }
+                    (Some(_), None) | (None, _) => self.forget(task),
+                }
+            }
+            Change::Forgotten { task, .. } => self.forget(task),
+            Change::Replayed { task, again } => {
+                self.replayed.insert(task, again);
+            }
+            Change::Timed(row) => {
+                self.timers.insert(row.at, row);
+            }
+            Change::Untimed { .. } => {}
+            Change::Timers { record } => self.timers_record = record,
+            Change::Settings { queue, record } => {
+                self.settings.insert(queue, record);
             }
             Change::Key { lane, key, record: Some(record) } => {
                 self.keys.insert((lane, key), record);
@@ -393,11 +496,14 @@ mod tests {
         Change::Accepted(Task {
             id: TaskId(seq),
             lane: LANE,
-            level: Some(Level::new(Default::default(), seq)),
+            place: Place::Lane(Level::new(Default::default(), seq)),
             key: Key::shared(),
-            charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
             attempt: 1,
             max_attempts: 1,
+            lost: 0,
+            terms: None,
+            replay_of: None,
             accepted: Millis(0),
             max_duration_ms: 0,
             content_type: ContentType::default(),
@@ -490,8 +596,8 @@ mod tests {
             assert!(ready(memory.read_task(SHARD, TaskId(1))).is_err());
             assert!(ready(memory.read_task(SHARD, TaskId(1))).is_ok());
             fail();
-            assert!(ready(memory.list_tasks(SHARD, None, TaskId(0), 10)).is_err());
-            assert!(ready(memory.list_tasks(SHARD, None, TaskId(0), 10)).is_ok());
+            assert!(ready(memory.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).is_err());
+            assert!(ready(memory.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).is_ok());
         }
         assert_eq!(counts(&memory), (1, 1, 2));
     }

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::{self, Bounds};
 use crate::canary::{Bug, Canary};
-use crate::change::{MemberRecord, Metadata};
+use crate::change::{self, MemberRecord, Metadata};
 use crate::life::Ending;
 use crate::messages as shard_messages;
 use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId};
@@ -43,11 +43,18 @@ pub struct Settings {
     pub thresholds: Thresholds,
     /// How long workers may go on without a server that stopped in good order, in milliseconds.
     pub absence_ms: u64,
+    /// What counts for queues for which nobody has chosen settings.
+    pub queue: change::Settings,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { bounds: Bounds::default(), thresholds: Thresholds::default(), absence_ms: 5 * 60 * 1000 }
+        Settings {
+            bounds: Bounds::default(),
+            thresholds: Thresholds::default(),
+            absence_ms: 5 * 60 * 1000,
+            queue: change::Settings::default(),
+        }
     }
 }
 
@@ -120,7 +127,8 @@ impl Owner {
         let saved = std::mem::take(&mut metadata.members);
         let (stopped, store) = (metadata.stopped, metadata.store);
         let shard =
-            Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?;
+            Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?
+                .with_defaults(settings.queue.clone());
         let mut owner = Owner {
             shard,
             settings,

@@ -212,8 +212,7 @@ impl Shard {
     /// Places a task, in its lane or among the timers, and has it saved.
     pub(super) fn accept_one(&mut self, queue: QueueId, new: NewTask, replay_of: Option<TaskId>) -> TaskId {
         let over = self.queues[queue.0 as usize].overrides.get(&new.key).copied();
-        let settings = &self.queues[queue.0 as usize].settings.settings;
-        let max_attempts = new.max_attempts.unwrap_or(settings.max_attempts);
+        let max_attempts = new.max_attempts.unwrap_or(self.settings_of(queue).max_attempts);
         let expires = (new.expires_ms > 0).then(|| self.now.plus(new.expires_ms));
         let terms = Terms { backoff: new.backoff, expires, attach_ms: new.attach_ms };
         let weight = over.unwrap_or(new.weight);

@@ -135,10 +135,10 @@ impl Shard {
     /// The lane of this queue that goes next, if any has something to start now. A lane that has not
     /// been read yet may hold a task that goes first, so lower priorities wait for it.
     pub(crate) fn startable(&self, queue: QueueId) -> Option<LaneIx> {
-        let queue = &self.queues[queue.0 as usize];
-        if queue.settings.settings.paused {
+        if self.settings_of(queue).paused {
             return None;
         }
+        let queue = &self.queues[queue.0 as usize];
         for (&priority, turns) in &queue.turns {
             let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
             let window = |ix: &LaneIx| &self.lanes[ix.0].window;

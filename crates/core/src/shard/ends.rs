@@ -11,7 +11,9 @@ use super::{Alarm, HeldEnd, LaneIx, Shard};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::{Change, EndRecord, MemberRecord, Place, Row, Settings, Task, Timed, Try};
+use crate::change::{
+    Change, EndRecord, MemberRecord, Place, Row, Settings, SettingsRecord, Task, Timed, Try,
+};
 use crate::life::{self, End, Ending, Event, Next, Outcome, State, Tries};
 use crate::messages::{Answer, Effect, NewTask, Run};
 use crate::names::{Fence, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
@@ -178,7 +180,7 @@ impl Shard {
         ending: &Ending,
         effects: &mut Vec<Effect>,
     ) {
-        let settings = &self.queues[lane.queue.0 as usize].settings.settings;
+        let settings = self.settings_of(lane.queue);
         let backoff = row.terms.as_ref().and_then(|terms| terms.backoff).unwrap_or(settings.backoff);
         let asked = ending.retry_after_ms.map(|ms| ms.min(bounds::BACKOFF_MS));
         let wait_ms = asked.unwrap_or_else(|| backoff.wait_ms(row.task, row.attempt));
@@ -222,8 +224,12 @@ impl Shard {
         fence: Fence,
         effects: &mut Vec<Effect>,
     ) {
-        if self.runs.get(&task).is_some_and(|live| live.cancel && live.run.fence == fence) {
-            return self.end_run(task, End::Failed, &Ending::default(), None, effects); // canceled before it began
+        let Some(live) = self.runs.get(&task).filter(|live| live.run.fence == fence) else { return };
+        match life::after(State::Running { canceled: live.cancel }, Event::Refused, NO_TRIES) {
+            Next::Queue => {}
+            // Canceled before it began.
+            Next::Finish(_) => return self.end_run(task, End::Failed, &Ending::default(), None, effects),
+            Next::Retry | Next::Stop | Next::Again | Next::Stay | Next::Refuse => return,
         }
         let Some(live) = self.take_run(worker, task, fence) else { return };
         let run = &live.run;
@@ -397,12 +403,13 @@ impl Shard {
             Outcome::Canceled => totals.canceled += 1,
             Outcome::Expired => totals.expired += 1,
         }
-        let retention_ms = queue.settings.settings.retention_ms;
+        let retention_ms = self.settings_of(lane.queue).retention_ms;
         self.dirty_queues.insert(lane.queue);
         let tries = attempt.saturating_sub(1);
         let end = Arc::new(EndRecord { key, outcome, at: self.now, last, result });
         let kept = (retention_ms > 0).then(|| end.clone());
-        self.batch.changes.push(Change::Finished { task, lane, from, tries, outcome, end: kept });
+        let canceling = self.canceling.remove(&task);
+        self.batch.changes.push(Change::Finished { task, lane, from, tries, canceling, outcome, end: kept });
         if retention_ms > 0 {
             self.set_timer(self.now.plus(retention_ms), task, Timed::Forget { tries });
         }
@@ -411,7 +418,6 @@ impl Shard {
         }
         self.payloads.take(task);
         self.aside.remove(&task);
-        self.canceling.remove(&task);
         self.watched.remove(&task);
         self.after_commit(Effect::Finished { task, lane, max_attempts, end }, effects);
     }
@@ -455,7 +461,7 @@ impl Shard {
             attempt: task.attempt,
             max_attempts: task.max_attempts,
             lost: task.lost,
-            max_lost: self.queues[task.lane.queue.0 as usize].settings.settings.max_lost,
+            max_lost: self.settings_of(task.lane.queue).max_lost,
             expires: false,
         }
     }
@@ -600,7 +606,7 @@ impl Shard {
         version: Option<u64>,
         effects: &mut Vec<Effect>,
     ) {
-        let now = self.settings(&queue).map_or(0, |record| record.version);
+        let now = self.settings(&queue).version;
         let allowed = settings.check().and_then(|()| self.has_room_for_queue(&queue)).and_then(|()| {
             let unchanged = version.is_none_or(|version| version == now);
             let text =
@@ -612,11 +618,9 @@ impl Shard {
             return;
         }
         let id = self.queue_named(&queue);
-        let record = &mut self.queues[id.0 as usize].settings;
-        record.version += 1;
-        record.settings = settings;
-        let record = record.clone();
-        let version = record.version;
+        let version = now + 1;
+        let record = SettingsRecord { version, settings };
+        self.queues[id.0 as usize].settings = Some(record.clone());
         self.ready.insert(id);
         self.batch.changes.push(Change::Settings { queue: id, record });
         self.answer_after_commit(request, Answer::Configured(version), effects);
@@ -736,7 +740,8 @@ impl Shard {
 }
 
 /// Of a task that nobody knows.
-const NO_TRIES: Tries = Tries { attempt: 1, max_attempts: 1, lost: 0, max_lost: 1, expires: false };
+pub(super) const NO_TRIES: Tries =
+    Tries { attempt: 1, max_attempts: 1, lost: 0, max_lost: 1, expires: false };
 
 /// What waits again if a run did not end its task.
 fn row_of(run: &Run) -> Row {

@@ -22,7 +22,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::backlog::{KeyState, Lane, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
-use crate::change::{Change, LaneRecord, Metadata, QueueRecord, RequestRecord, SettingsRecord, Task, Totals};
+use crate::change::{
+    Change, LaneRecord, Metadata, QueueRecord, RequestRecord, Settings, SettingsRecord, Task, Totals,
+};
 use crate::life::{End, Ending};
 use crate::messages::{Effect, Input, Run, Work};
 use crate::names::{
@@ -42,7 +44,8 @@ pub(crate) struct LaneIx(usize);
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
     pub(crate) record: QueueRecord,
-    pub(crate) settings: SettingsRecord,
+    /// Its own, if somebody has chosen them.
+    pub(crate) settings: Option<SettingsRecord>,
     /// Its lanes, first priority first.
     pub(crate) lanes: BTreeMap<(Priority, Class), LaneIx>,
     /// Whose turn it is among the lanes of a priority.
@@ -128,6 +131,7 @@ pub struct Shard {
     requests_by_age: BTreeSet<(Millis, RequestKey)>,
     requests_armed: Option<Millis>,
     pub(crate) timers: Timers,
+    defaults: Settings,
     dirty_timers: bool,
     /// Tasks that somebody wants stopped and that may be running on a worker that has not said so yet.
     canceling: BTreeSet<TaskId>,
@@ -248,6 +252,7 @@ impl Shard {
             requests_by_age: BTreeSet::new(),
             requests_armed: None,
             timers,
+            defaults: Settings::default(),
             dirty_timers: false,
             canceling: BTreeSet::new(),
             watched: BTreeMap::new(),
@@ -282,7 +287,7 @@ impl Shard {
         }
         for (queue, record) in metadata.settings {
             if let Some(queue) = self.queues.get_mut(queue.0 as usize) {
-                queue.settings = record;
+                queue.settings = Some(record);
             }
         }
         for (queue, key, weight) in metadata.overrides {
@@ -390,9 +395,24 @@ impl Shard {
         self.queues.iter().map(|queue| &queue.record.name)
     }
 
-    /// The settings of a queue, and their version.
-    pub fn settings(&self, queue: &QueueName) -> Option<&SettingsRecord> {
-        Some(&self.queues[self.names.get(queue)?.0 as usize].settings)
+    /// The settings of a queue, and their version: 0 if nobody has chosen any. A queue that does not exist yet
+    /// has some, too.
+    pub fn settings(&self, queue: &QueueName) -> SettingsRecord {
+        let own = self.names.get(queue).and_then(|id| self.queues[id.0 as usize].settings.clone());
+        own.unwrap_or_else(|| SettingsRecord { version: 0, settings: self.defaults.clone() })
+    }
+
+    /// What counts for a queue.
+    pub(crate) fn settings_of(&self, queue: QueueId) -> &Settings {
+        let own = self.queues.get(queue.0 as usize).and_then(|queue| queue.settings.as_ref());
+        own.map_or(&self.defaults, |record| &record.settings)
+    }
+
+    /// The settings of queues for which nobody has chosen any.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: Settings) -> Shard {
+        self.defaults = defaults;
+        self
     }
 
     /// The name of a queue.
@@ -547,7 +567,7 @@ impl Shard {
         self.names.insert(record.name.clone(), id);
         self.queues.push(Queue {
             record,
-            settings: SettingsRecord::default(),
+            settings: None,
             lanes: BTreeMap::new(),
             turns: BTreeMap::new(),
             overrides: BTreeMap::new(),

@@ -138,14 +138,13 @@ impl Shard {
                     self.arm(at, Alarm::ReadLane(ix));
                 }
             }
+            Some(LoadFor::Timers) if !self.timers.window.awaits(load) => {}
             Some(LoadFor::Timers) => {
-                if self.timers.window.awaits(load) {
-                    self.timers.window.read_failed();
-                    let at = retry_at(self.now, self.timers.read_failures);
-                    self.timers.read_failures = self.timers.read_failures.saturating_add(1);
-                    self.timers.read_retry = Some(at);
-                    self.arm(at, Alarm::ReadTimers);
-                }
+                self.timers.window.read_failed();
+                let at = retry_at(self.now, self.timers.read_failures);
+                self.timers.read_failures = self.timers.read_failures.saturating_add(1);
+                self.timers.read_retry = Some(at);
+                self.arm(at, Alarm::ReadTimers);
             }
             Some(LoadFor::Task(task)) => {
                 if let Some(read) = self.task_reads.get_mut(&task) {

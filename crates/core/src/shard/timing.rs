@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use super::ends::NO_TRIES;
 use super::reads::Waiter;
 use super::{LaneIx, Shard};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, Place, Row, Task, Timed, TimerRow, Try};
-use crate::life::{self, Event, Next, Outcome, State};
+use crate::life::{self, Event, Next, Outcome, State, Tries};
 use crate::messages::Effect;
 use crate::names::{Key, LaneId, Millis, TaskId};
 
@@ -102,6 +103,10 @@ impl Shard {
 
     /// A delay or a backoff is over: the task goes to its lane.
     fn on_due(&mut self, at: Level, lane: LaneId, row: Row, effects: &mut Vec<Effect>) {
+        let tries = Tries { attempt: row.attempt, max_attempts: row.max_attempts, ..NO_TRIES };
+        if life::after(State::Scheduled, Event::Due, tries) != Next::Queue {
+            return;
+        }
         self.unschedule(lane, at);
         self.task_changed(row.task);
         if row.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= self.now) {
