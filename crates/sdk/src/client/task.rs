@@ -209,6 +209,12 @@ impl Retries {
     }
 }
 
+impl From<v1::Retry> for Retries {
+    fn from(retry: v1::Retry) -> Retries {
+        Retries { retry }
+    }
+}
+
 /// How a queue treats its tasks: what is to be changed, see [`Client::set_queue`](crate::Client::set_queue). What it
 /// does not say stays as it is.
 ///
