@@ -19,8 +19,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use evenhand_core::backlog::Level;
-use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::change::{EndRecord, TimerRow, Try};
+use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
 pub use embedded::Embedded;
@@ -49,7 +49,8 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Reads rows of a lane above a level, in order: `limit` of them, or all there are. Starts at that
-    /// level: what was deleted below it must cost nothing.
+    /// level: what was deleted below it must cost nothing. The last lane that there could be, of the last queue,
+    /// is no owner's: a store may have a use for it.
     fn read_lane(
         &self,
         shard: ShardId,
@@ -136,8 +137,8 @@ pub struct Wanted {
 pub struct Listing {
     /// In order of their ids.
     pub tasks: Vec<Task>,
-    /// There are more after this task. A listing is full then, unless many tasks of other queues or
-    /// [many bytes](LISTING_BYTES) were read for it: then there may be more.
+    /// There are more after this task. A listing is full then, unless [many](LISTING_TASKS) that are not wanted
+    /// or [many bytes](LISTING_BYTES) were read for it: then there may be more.
     pub more: Option<TaskId>,
 }
 

@@ -3,11 +3,10 @@
 //! switched on.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use evenhand_core::backlog::{Level, Weight};
-use evenhand_core::bounds;
+use evenhand_core::bounds::TRIES_KEPT;
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestRecord, SettingsRecord, Timed,
     TimerRow, TimersRecord, Try,
@@ -72,10 +71,26 @@ pub struct Tables {
     pub rows: BTreeMap<(LaneId, Level), Row>,
     /// Rows deleted one by one and not yet covered by a range: what a read would have to pass over.
     pub deleted: BTreeSet<(LaneId, Level)>,
+    /// Timers by level.
+    pub timers: BTreeMap<Level, TimerRow>,
+    /// What is saved of them.
+    pub timers_record: TimersRecord,
+    /// Timers deleted one by one, as rows are.
+    pub deleted_timers: BTreeSet<Level>,
     /// Tasks by id.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Tasks whose rows are set aside.
     pub aside: BTreeSet<TaskId>,
+    /// Tasks that somebody wants stopped.
+    pub canceling: BTreeSet<TaskId>,
+    /// Tries by task and attempt.
+    pub tries: BTreeMap<(TaskId, u16), Try>,
+    /// Ends by task.
+    pub ends: BTreeMap<TaskId, Arc<EndRecord>>,
+    /// Which task runs an ended one again.
+    pub replayed: BTreeMap<TaskId, TaskId>,
+    /// Settings by queue.
+    pub settings: BTreeMap<QueueId, SettingsRecord>,
     /// Workers by seat.
     pub members: BTreeMap<Seat, MemberRecord>,
     /// The last owner stopped in good order.
@@ -84,20 +99,6 @@ pub struct Tables {
     pub requests: BTreeMap<RequestKey, RequestRecord>,
     /// The store's id.
     pub store: Option<StoreId>,
-    /// Timers by level.
-    pub timers: BTreeMap<Level, TimerRow>,
-    /// The levels of the timers.
-    pub timers_record: TimersRecord,
-    /// Tries by task and attempt.
-    pub tries: BTreeMap<(TaskId, u16), Try>,
-    /// Ends that are remembered, by task.
-    pub ends: BTreeMap<TaskId, Arc<EndRecord>>,
-    /// Ended tasks that were run again, and as what.
-    pub replayed: BTreeMap<TaskId, TaskId>,
-    /// Running tasks that somebody wants stopped.
-    pub canceling: BTreeSet<TaskId>,
-    /// Settings by queue.
-    pub settings: BTreeMap<QueueId, SettingsRecord>,
 }
 
 impl Memory {
@@ -212,11 +213,11 @@ impl Store for Memory {
         above: Level,
         limit: usize,
     ) -> Result<Page<TimerRow>, StoreError> {
-        self.read(shard, |tables| {
-            let mut found = tables.timers.range((Bound::Excluded(above), Bound::Unbounded));
-            let rows: Vec<TimerRow> = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
-            Page { rows, end: found.next().is_none(), deleted: 0 }
-        })
+        self.read(shard, |tables| tables.timers_above(above, limit))
+    }
+
+    async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
+        self.read(shard, |tables| tables.tasks.get(&task).cloned())
     }
 
     async fn read_history(&self, shard: ShardId, task: TaskId) -> Result<History, StoreError> {
@@ -225,10 +226,6 @@ impl Store for Memory {
             end: tables.ends.get(&task).map(|end| EndRecord::clone(end)),
             replayed_as: tables.replayed.get(&task).copied(),
         })
-    }
-
-    async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
-        self.read(shard, |tables| tables.tasks.get(&task).cloned())
     }
 
     async fn list_tasks(
@@ -240,9 +237,10 @@ impl Store for Memory {
     ) -> Result<Listing, StoreError> {
         self.read(shard, |tables| {
             let all = tables.tasks.range(TaskId(after.0.saturating_add(1))..).map(|(_, task)| task);
-            let of_queue = move |task: &&Task| wanted.queue.is_none_or(|queue| task.lane.queue == queue);
-            let ended = move |task: &&Task| wanted.ended.is_none_or(|is| is == (task.place == Place::Over));
-            let mut wanted = all.filter(of_queue).filter(ended);
+            let mut wanted = all.filter(|task| {
+                wanted.queue.is_none_or(|queue| task.lane.queue == queue)
+                    && wanted.ended.is_none_or(|ended| ended == (task.place == Place::Over))
+            });
             let mut bytes = 0;
             let fits = |task: &&Task| {
                 bytes += task.payload.len();
@@ -268,41 +266,55 @@ impl Tables {
             members: self.members.iter().map(|(seat, record)| (seat.clone(), record.clone())).collect(),
             stopped: self.stopped,
             requests: self.requests.iter().map(|(key, record)| (*key, record.clone())).collect(),
-            store: self.store,
             timers: self.timers_record,
             canceling: self.canceling.iter().copied().collect(),
             settings: self.settings.iter().map(|(queue, record)| (*queue, record.clone())).collect(),
+            store: self.store,
         }
     }
 
+    fn timers_above(&self, above: Level, limit: usize) -> Page<TimerRow> {
+        let from = std::ops::Bound::Excluded(above);
+        let mut found = self.timers.range((from, std::ops::Bound::Unbounded));
+        let rows: Vec<TimerRow> = found.by_ref().take(limit).map(|(_, timer)| timer.clone()).collect();
+        let end = found.next().is_none();
+        let last = match (end, rows.last()) {
+            (false, Some(timer)) => std::ops::Bound::Included(timer.at),
+            (true, _) | (false, None) => std::ops::Bound::Unbounded,
+        };
+        Page { rows, end, deleted: self.deleted_timers.range((from, last)).count() as u64 }
+    }
+
     fn page(&self, lane: LaneId, above: Level, limit: usize) -> Page {
-        let from = Bound::Excluded((lane, above));
+        let from = std::ops::Bound::Excluded((lane, above));
         let mut found =
-            self.rows.range((from, Bound::Unbounded)).take_while(|((id, _), _)| *id == lane);
+            self.rows.range((from, std::ops::Bound::Unbounded)).take_while(|((id, _), _)| *id == lane);
         let rows: Vec<Row> = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
         let end = found.next().is_none();
         let last = match (end, rows.last()) {
             (false, Some(row)) => row.level,
             (true, _) | (false, None) => Level::from_bytes([0xff; 16]),
         };
-        let passed = self.deleted.range((from, Bound::Included((lane, last))));
+        let passed = self.deleted.range((from, std::ops::Bound::Included((lane, last))));
         Page { rows, end, deleted: passed.count() as u64 }
     }
 
     fn delete_rows(&mut self, change: &Change) {
         match change {
-            Change::Finished { lane, from: Place::Lane(level), .. }
-            | Change::Moved { lane, from: Place::Lane(level), .. } => self.delete_row(*lane, *level),
-            Change::Finished { from: Place::Timer(at), .. }
-            | Change::Moved { from: Place::Timer(at), .. }
-            | Change::Untimed { at } => {
-                self.timers.remove(at);
-            }
+            Change::Finished { lane, from, .. } | Change::Moved { lane, from, .. } => match from {
+                Place::Lane(level) => self.delete_row(*lane, *level),
+                Place::Timer(level) => self.delete_timer(*level),
+                Place::Aside | Place::Over => {}
+            },
+            Change::Untimed { at } => self.delete_timer(*at),
             Change::Lane { lane, record } => self.delete_up_to(*lane, record.ack),
-            Change::Timers { record } => self.timers.retain(|at, _| *at > record.ack),
-            Change::Finished { from: Place::Aside | Place::Over, .. }
-            | Change::Moved { from: Place::Aside | Place::Over, .. }
-            | Change::Accepted(_)
+            Change::Timers { record } => {
+                while let Some(first) = self.timers.first_entry().filter(|first| *first.key() <= record.ack) {
+                    first.remove();
+                }
+                self.deleted_timers.retain(|level| *level > record.ack);
+            }
+            Change::Accepted(_)
             | Change::Canceling { .. }
             | Change::Forgotten { .. }
             | Change::Replayed { .. }
@@ -319,32 +331,38 @@ impl Tables {
         }
     }
 
-    fn put_row(&mut self, lane: LaneId, place: Place, row: Row) {
-        match place {
-            Place::Lane(level) => {
-                self.rows.insert((lane, level), row);
-            }
+    fn delete_row(&mut self, lane: LaneId, level: Level) {
+        if self.rows.remove(&(lane, level)).is_some() {
+            self.deleted.insert((lane, level));
+        }
+    }
+
+    fn delete_timer(&mut self, level: Level) {
+        if self.timers.remove(&level).is_some() {
+            self.deleted_timers.insert(level);
+        }
+    }
+
+    /// Puts a task's row where it is now.
+    fn put_row(&mut self, lane: LaneId, to: Place, row: Row) {
+        match to {
+            Place::Lane(level) => drop(self.rows.insert((lane, level), row)),
             Place::Timer(at) => {
-                self.timers.insert(at, TimerRow { at, task: row.task, what: Timed::Due(lane, row) });
+                let timer = TimerRow { at, task: row.task, what: Timed::Due(lane, row) };
+                self.timers.insert(at, timer);
             }
-            Place::Aside => {
-                self.aside.insert(row.task);
-            }
+            Place::Aside => drop(self.aside.insert(row.task)),
             Place::Over => {}
         }
     }
 
-    /// Removes all there is of a task.
+    /// Forgets all that is remembered of a task beside its row.
     fn forget(&mut self, task: TaskId) {
         self.tasks.remove(&task);
         self.ends.remove(&task);
         self.replayed.remove(&task);
-        self.tries.retain(|(of, _), _| *of != task);
-    }
-
-    fn delete_row(&mut self, lane: LaneId, level: Level) {
-        if self.rows.remove(&(lane, level)).is_some() {
-            self.deleted.insert((lane, level));
+        while let Some((&at, _)) = self.tries.range((task, 0)..=(task, u16::MAX)).next() {
+            self.tries.remove(&at);
         }
     }
 
@@ -363,16 +381,15 @@ impl Tables {
         self.delete_rows(&change);
         match change {
             Change::Accepted(task) => {
-                let row = |level| task.row_at(level);
                 match task.place {
                     Place::Lane(level) | Place::Timer(level) => {
-                        self.put_row(task.lane, task.place, row(level))
+                        self.put_row(task.lane, task.place, task.row_at(level));
                     }
                     Place::Aside | Place::Over => {}
                 }
                 self.tasks.insert(task.id, task);
             }
-            Change::Moved { lane, to, row, tried, .. } => {
+            Change::Moved { lane, from: _, to, row, tried } => {
                 self.aside.remove(&row.task);
                 if let Some(record) = self.tasks.get_mut(&row.task) {
                     record.place = to;
@@ -381,37 +398,33 @@ impl Tables {
                     record.lost = row.lost;
                 }
                 if let Some(tried) = tried {
-                    self.tries.remove(&(row.task, tried.attempt.saturating_sub(bounds::TRIES_KEPT)));
+                    if let Some(gone) = tried.attempt.checked_sub(TRIES_KEPT) {
+                        self.tries.remove(&(row.task, gone));
+                    }
                     self.tries.insert((row.task, tried.attempt), tried);
                 }
                 self.put_row(lane, to, row);
             }
-            Change::Canceling { task } => {
-                self.canceling.insert(task);
-            }
+            Change::Canceling { task } => drop(self.canceling.insert(task)),
             Change::Finished { task, end, .. } => {
                 self.aside.remove(&task);
                 self.canceling.remove(&task);
-                match (end, self.tasks.get_mut(&task)) {
-                    (Some(end), Some(record)) => {
-                        record.place = Place::Over;
+                match end {
+                    Some(end) => {
                         self.ends.insert(task, end);
+                        if let Some(record) = self.tasks.get_mut(&task) {
+                            record.place = Place::Over;
+                        }
                     }
-                    (Some(_), None) | (None, _) => self.forget(task),
+                    None => self.forget(task),
                 }
             }
-            Change::Forgotten { task, .. } => self.forget(task),
-            Change::Replayed { task, again } => {
-                self.replayed.insert(task, again);
-            }
-            Change::Timed(row) => {
-                self.timers.insert(row.at, row);
-            }
-            Change::Untimed { .. } => {}
+            Change::Forgotten { task, tries: _ } => self.forget(task),
+            Change::Replayed { task, again } => drop(self.replayed.insert(task, again)),
+            Change::Timed(timer) => drop(self.timers.insert(timer.at, timer)),
+            Change::Untimed { at: _ } => {}
             Change::Timers { record } => self.timers_record = record,
-            Change::Settings { queue, record } => {
-                self.settings.insert(queue, record);
-            }
+            Change::Settings { queue, record } => drop(self.settings.insert(queue, record)),
             Change::Key { lane, key, record: Some(record) } => {
                 self.keys.insert((lane, key), record);
             }
@@ -595,6 +608,12 @@ mod tests {
             fail();
             assert!(ready(memory.read_task(SHARD, TaskId(1))).is_err());
             assert!(ready(memory.read_task(SHARD, TaskId(1))).is_ok());
+            fail();
+            assert!(ready(memory.read_timers(SHARD, Level::ZERO, 10)).is_err());
+            assert!(ready(memory.read_timers(SHARD, Level::ZERO, 10)).is_ok());
+            fail();
+            assert!(ready(memory.read_history(SHARD, TaskId(1))).is_err());
+            assert!(ready(memory.read_history(SHARD, TaskId(1))).is_ok());
             fail();
             assert!(ready(memory.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).is_err());
             assert!(ready(memory.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).is_ok());

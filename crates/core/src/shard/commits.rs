@@ -123,7 +123,8 @@ impl Shard {
             let lane = &mut self.lanes[ix.0];
             let ack = lane.window.ack();
             lane.unpin(commit);
-            self.ready.insert(lane.id.queue);
+            let queue = lane.id.queue;
+            self.wake(queue);
             self.hungry.insert(ix);
             self.save_empty(ix, ack);
         }

@@ -19,6 +19,31 @@ use crate::names::{Class, Fence, QueueId, QueueName, WorkerId};
 use crate::refusal::Refusal;
 use crate::workers::LiveRun;
 
+/// What a queue's loop does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopState {
+    /// Nothing waits, runs or is scheduled.
+    Idle,
+    /// There is something to start: it is being read or written, or the start gate is shut.
+    Running,
+    /// All that may start has started, and slots are free: it sleeps until something is due or comes.
+    Scheduled,
+    /// Every slot is taken, or there is none: it sleeps until one becomes free, whatever comes.
+    Saturated,
+}
+
+impl LoopState {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            LoopState::Idle => "idle",
+            LoopState::Running => "running",
+            LoopState::Scheduled => "scheduled",
+            LoopState::Saturated => "saturated",
+        }
+    }
+}
+
 impl Shard {
     pub(super) fn on_slots(
         &mut self,
@@ -105,6 +130,36 @@ impl Shard {
         }
     }
 
+    /// Has a queue looked at, if a worker could take something of it. Where every slot is taken, one that becomes
+    /// free is what wakes it: an enqueue can change nothing.
+    pub(super) fn wake(&mut self, queue: QueueId) {
+        if !self.queues[queue.0 as usize].free.is_empty() {
+            self.ready.insert(queue);
+        }
+    }
+
+    /// How many times a queue was looked at for something to start.
+    pub fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// What a queue's loop does.
+    pub fn loop_state(&self, name: &QueueName) -> LoopState {
+        let Some(&id) = self.names.get(name) else { return LoopState::Idle };
+        let queue = &self.queues[id.0 as usize];
+        let totals = queue.record.totals;
+        let waiting = totals.unfinished().saturating_sub(queue.running + totals.scheduled);
+        if totals.unfinished() == 0 {
+            LoopState::Idle
+        } else if queue.free.is_empty() {
+            LoopState::Saturated
+        } else if waiting > 0 && !self.settings_of(id).paused {
+            LoopState::Running
+        } else {
+            LoopState::Scheduled
+        }
+    }
+
     /// Starts whatever can be started.
     pub(super) fn dispatch(&mut self, effects: &mut Vec<Effect>) {
         // A slot that has just become free is mostly filled at once, without listing it in every queue.
@@ -116,6 +171,7 @@ impl Shard {
             return;
         }
         while let Some(queue) = self.ready.pop_first() {
+            self.looks += 1;
             while self.startable(queue).is_some() {
                 let Some(worker) = self.next_free(queue) else { break };
                 self.start_one(worker, effects);

@@ -244,7 +244,7 @@ impl Shard {
                 self.task_changed(task);
             }
         }
-        self.ready.insert(live.run.lane.queue);
+        self.wake(live.run.lane.queue);
         let Run { lane, attempt, max_attempts, .. } = live.run;
         let (key, due, error) = (live.run.key, None, Arc::default());
         let retried = Effect::Retried { task, began: false, lane, key, attempt, max_attempts, due, error };
@@ -621,7 +621,7 @@ impl Shard {
         let version = now + 1;
         let record = SettingsRecord { version, settings };
         self.queues[id.0 as usize].settings = Some(record.clone());
-        self.ready.insert(id);
+        self.wake(id);
         self.batch.changes.push(Change::Settings { queue: id, record });
         self.answer_after_commit(request, Answer::Configured(version), effects);
     }

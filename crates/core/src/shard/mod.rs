@@ -34,6 +34,7 @@ use crate::names::{
 use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
+pub use dispatch::LoopState;
 use reads::{LoadFor, TaskRead};
 
 /// Where a lane stands in the shard's table. Lanes are never removed.
@@ -160,6 +161,7 @@ pub struct Shard {
     freed: Vec<WorkerId>,
     /// Queues that may have something to start.
     ready: BTreeSet<QueueId>,
+    looks: u64,
     /// Lanes that may need a read.
     hungry: BTreeSet<LaneIx>,
 }
@@ -271,6 +273,7 @@ impl Shard {
             wake: None,
             freed: Vec::new(),
             ready: BTreeSet::new(),
+            looks: 0,
             hungry: BTreeSet::new(),
         };
         shard.restore(metadata);

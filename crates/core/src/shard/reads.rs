@@ -122,7 +122,8 @@ impl Shard {
         } else if let Err(what) = lane.read_returned(rows, end, self.durable_seq) {
             effects.push(Effect::Broken { what });
         }
-        self.ready.insert(lane.id.queue);
+        let queue = lane.id.queue;
+        self.wake(queue);
         self.save_empty(ix, ack);
     }
 

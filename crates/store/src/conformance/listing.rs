@@ -2,6 +2,7 @@
 //! follow. People page through a backlog that lives while they look at it.
 
 use evenhand_core::backlog::Level;
+use evenhand_core::change::Place;
 use evenhand_core::names::{QueueId, TaskId};
 use evenhand_core::{Change, Task, bounds};
 
@@ -16,7 +17,7 @@ pub async fn tasks_are_listed_by_id_wherever_they_are<H: Harness>(h: &H) {
     let ids = [1, 2, 9, 10, 11, 99, 100, 255, 256, 65_536, 1 << 32, (1 << 32) + 1, 1 << 47, Level::LAST_SEQ];
     // The later a task was accepted, the lower its level: levels must not decide.
     let tasks: Vec<Task> =
-        ids.map(|id| Task { level: Some(level(u128::from(u64::MAX - id), id)), ..task(id) }).to_vec();
+        ids.map(|id| Task { place: Place::Lane(level(u128::from(u64::MAX - id), id)), ..task(id) }).to_vec();
     owner.commit(accept_all(&shuffled(&tasks))).await;
     assert_eq!(owner.list(None, 0, ALL).await.tasks, tasks);
 

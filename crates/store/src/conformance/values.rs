@@ -2,7 +2,8 @@
 //! types can hold. A store that trims, folds, collates, escapes or cuts off is found here.
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, QueueRecord, Totals};
+use evenhand_core::life::{Backoff, Terms};
 use evenhand_core::names::{ContentType, Key, Millis, QueueId, TaskId};
 use evenhand_core::{Change, Task, bounds};
 
@@ -140,7 +141,7 @@ pub async fn keys_come_back_as_they_are_and_stay_apart<H: Harness>(h: &H) {
 
 /// Lane and key, or queue and key, that read the same when they are written one after the other.
 pub async fn keys_of_neighbouring_lanes_and_queues_stay_apart<H: Harness>(h: &H) {
-    let lanes = [lane(1, 1, 1), lane(1, 1, 11), lane(1, 11, 1), lane(11, 1, 1), lane(u32::MAX, 255, 255)];
+    let lanes = [lane(1, 1, 1), lane(1, 1, 11), lane(1, 11, 1), lane(11, 1, 1), lane(u32::MAX, 255, 254)];
     let texts = ["", "1", "11", "1/1", "/1", "1:1"];
     let store = h.fresh().await;
     let owner = Owner::new(&store).await;
@@ -181,9 +182,10 @@ pub async fn queue_names_come_back_as_they_are<H: Harness>(h: &H) {
 /// The smallest and the largest of each field, in the record and in the row.
 pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     let cheapest = Cost::new(1).expect("the smallest cost");
+    let slowest = Backoff { first_ms: u64::MAX, factor: u32::MAX, max_ms: u64::MAX };
     let smallest = Task {
-        level: Some(level(0, 1)),
-        charge: Charge { cost: cheapest, weight: Weight::MAX },
+        place: Place::Lane(level(0, 1)),
+        charge: Charge { cost: cheapest, weight: Weight::MAX, chained: true },
         max_attempts: 1,
         accepted: Millis(0),
         max_duration_ms: 0,
@@ -192,11 +194,16 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     };
     let largest = Task {
         id: TaskId(Level::LAST_SEQ),
-        lane: lane(u32::MAX, u8::MAX, u8::MAX),
-        level: Some(highest()),
-        charge: Charge { cost: Cost::MAX, weight: Weight::MIN },
+        lane: lane(u32::MAX, u8::MAX, u8::MAX - 1),
+        place: Place::Lane(highest()),
+        charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: false },
         attempt: u16::MAX,
         max_attempts: u16::MAX,
+        lost: u8::MAX,
+        terms: Some(
+            Terms { backoff: Some(slowest), expires: Some(Millis(u64::MAX)), attach_ms: u64::MAX }.into(),
+        ),
+        replay_of: Some(TaskId(Level::LAST_SEQ - 1)),
         accepted: Millis(u64::MAX),
         max_duration_ms: u64::MAX,
         content_type: ContentType::new(&"x/".repeat(63)).expect("a long one"),
@@ -237,7 +244,14 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     }
     // A shard numbers its tasks up to the last seq, so no count of them can be higher.
     let most = Level::LAST_SEQ;
-    let totals = Totals { accepted: most, succeeded: most - 2, failed: 1, canceled: 1 };
+    let totals = Totals {
+        accepted: most,
+        succeeded: most - 2,
+        failed: 1,
+        canceled: 1,
+        expired: most,
+        scheduled: most,
+    };
     let queue = (QueueId(u32::MAX), QueueRecord { name: queue_name("render"), totals });
     changes.push(Change::Queue { queue: queue.0, record: queue.1.clone() });
     changes.push(Change::Seq { next: most + 1 });
