@@ -632,6 +632,7 @@ impl Shard {
         let alarm = self.alarms.first().map(|&(at, _)| at);
         let Some(at) = alarm.into_iter().chain(self.next_timer()).min() else { return };
         if self.wake.is_none_or(|wake| at < wake) {
+            debug_assert!(at > self.now, "a wake-up in the past would come again and again");
             self.wake = Some(at);
             effects.push(Effect::Wake { at });
         }
