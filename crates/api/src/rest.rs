@@ -675,7 +675,7 @@ pub struct CancelMany {
     #[serde(default, deserialize_with = "whole")]
     pub accepted_before_ms: Option<u64>,
     /// Where the last call ended.
-    #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18})?$")]
+    #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}-[12])?$")]
     pub cursor: Option<String>,
     /// Tasks to change in this call at most; 1000 if nobody says.
     #[serde(default, deserialize_with = "whole")]
@@ -704,7 +704,7 @@ pub struct ReplayMany {
     #[serde(default, deserialize_with = "whole")]
     pub accepted_before_ms: Option<u64>,
     /// Where the last call ended.
-    #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18})?$")]
+    #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}-[12])?$")]
     pub cursor: Option<String>,
     /// Tasks to run again in this call at most; 1000 if nobody says.
     #[serde(default, deserialize_with = "whole")]

@@ -1,6 +1,8 @@
 //! Tasks by the page: listing them, and canceling or replaying all of a filter. The store is read in bounded pages;
 //! what a call has not come to is left for the next one, by a cursor.
 
+use std::fmt;
+
 use evenhand_api::v1::TaskState;
 use evenhand_api::{PAGE_TASKS, convert, v1};
 use evenhand_core::explain::Standing;
@@ -52,6 +54,18 @@ struct Page {
 pub(crate) enum Many {
     Cancel,
     Replay,
+}
+
+/// How far a call came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Progress {
+    /// All up to this task have been looked at.
+    after: TaskId,
+    /// When the first call began.
+    began: Millis,
+    /// Running tasks are left for another pass. Else, if those were canceled first, their slots would be given to tasks
+    /// that are about to be canceled too.
+    first_pass: bool,
 }
 
 /// What was done to one of them.
@@ -111,20 +125,24 @@ impl<S: Store + 'static> Clients<S> {
         if filter.queue.is_empty() && filter.key.is_empty() {
             return Err(Refusal::invalid("queue", "is empty; name a queue or a key at least"));
         }
-        let (mut after, began) = match request.cursor.as_str() {
-            "" => (TaskId(0), self.clock.now()),
-            cursor => parse_cursor(cursor)?,
-        };
         let mut wants = self.wants(&filter, Some(what)).await?;
+        let mut at = match request.cursor.as_str() {
+            "" => Progress {
+                after: TaskId(0),
+                began: self.clock.now(),
+                first_pass: what == Many::Cancel && wants.state.is_none(),
+            },
+            cursor => Progress::parse(cursor)?,
+        };
         // What was accepted in the very millisecond may be canceled, but a task is not run again so soon.
-        let until = began.0.saturating_add(u64::from(what == Many::Cancel));
+        let until = at.began.0.saturating_add(u64::from(what == Many::Cancel));
         wants.accepted.end = wants.accepted.end.min(until);
         let mut answer = v1::ManyResponse::default();
         for _ in 0..READS {
-            let page = self.page(&wants, after, limit - answer.changed as usize).await?;
-            let (mut found, more) = (page.found, page.more);
-            after = page.seen;
+            let page = self.page(&wants, at.after, limit - answer.changed as usize).await?;
+            let (mut found, more) = (page.found, page.more || at.first_pass);
             found.retain(|found| match what {
+                Many::Cancel if at.first_pass => found.told.state() != TaskState::Running,
                 Many::Cancel => !found.told.stopping,
                 Many::Replay => found.told.replayed_as.is_empty(),
             });
@@ -134,10 +152,15 @@ impl<S: Store + 'static> Clients<S> {
                     return Err(refusal);
                 }
                 // The caller goes on from there: what was done behind it is not done twice.
-                answer.cursor = cursor(TaskId(task.0.saturating_sub(1)), began);
+                at.after = TaskId(task.0.saturating_sub(1));
+                answer.cursor = at.to_string();
                 return Ok(answer);
             }
-            answer.cursor = if more { cursor(after, began) } else { String::new() };
+            at.after = page.seen;
+            if !page.more && at.first_pass {
+                at = Progress { after: TaskId(0), first_pass: false, ..at };
+            }
+            answer.cursor = if more { at.to_string() } else { String::new() };
             if !more || answer.changed as usize >= limit {
                 break;
             }
@@ -289,18 +312,29 @@ fn within(limit: u32) -> Result<usize, Refusal> {
     Err(Refusal::invalid("limit", format!("{limit} is out of range; use 1 to {PAGE_TASKS}")))
 }
 
-/// How far a call came, and when the first one began.
-fn cursor(after: TaskId, began: Millis) -> String {
-    format!("{}-{began}", convert::task_id(SHARD, after))
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pass = if self.first_pass { 1 } else { 2 };
+        write!(f, "{}-{}-{pass}", convert::task_id(SHARD, self.after), self.began)
+    }
 }
 
-fn parse_cursor(cursor: &str) -> Result<(TaskId, Millis), Refusal> {
-    let (id, began) = cursor.rsplit_once('-').ok_or_else(no_cursor)?;
-    let is_number = !began.is_empty() && began.bytes().all(|byte| byte.is_ascii_digit());
-    let began = began.parse().ok().filter(|_| is_number).ok_or_else(no_cursor)?;
-    match convert::parse_task_id(id) {
-        Ok((SHARD, task)) => Ok((task, Millis(began))),
-        Ok(_) | Err(_) => Err(no_cursor()),
+impl Progress {
+    fn parse(cursor: &str) -> Result<Progress, Refusal> {
+        let parts: Vec<&str> = cursor.splitn(4, '-').collect();
+        let &[shard, task, began, pass] = &parts[..] else { return Err(no_cursor()) };
+        let first_pass = match pass {
+            "1" => true,
+            "2" => false,
+            _ => return Err(no_cursor()),
+        };
+        let (id, began) = (format!("{shard}-{task}"), format!("{shard}-{began}"));
+        match (convert::parse_task_id(&id), convert::parse_task_id(&began)) {
+            (Ok((SHARD, after)), Ok((_, TaskId(began)))) => {
+                Ok(Progress { after, began: Millis(began), first_pass })
+            }
+            (Ok(_) | Err(_), Ok(_) | Err(_)) => Err(no_cursor()),
+        }
     }
 }
 
@@ -314,11 +348,26 @@ mod tests {
 
     #[test]
     fn a_cursor_says_how_far_a_call_came_and_when_the_first_began() {
-        assert_eq!(parse_cursor(&cursor(TaskId(42), Millis(7))), Ok((TaskId(42), Millis(7))));
-        for bad in
-            ["", "-", "0-42", "0-42-", "0-42-x", "0-42-+7", "1-42-7", "0--7", "0-42-99999999999999999999"]
-        {
-            assert_eq!(parse_cursor(bad).unwrap_err().field, "cursor", "{bad}");
+        for first_pass in [true, false] {
+            let at = Progress { after: TaskId(42), began: Millis(7), first_pass };
+            assert_eq!(Progress::parse(&at.to_string()), Ok(at));
+        }
+        for bad in [
+            "",
+            "-",
+            "---",
+            "0-42",
+            "0-42-7",
+            "0-42-7-",
+            "0-42-7-3",
+            "0-42-x-1",
+            "0-42-+7-1",
+            "1-42-7-1",
+            "0--7-1",
+            "0-42-99999999999999999999-1",
+            "0-42-7-1-1",
+        ] {
+            assert_eq!(Progress::parse(bad).unwrap_err().field, "cursor", "{bad}");
         }
     }
 }

@@ -157,7 +157,8 @@ fn a_task_is_submitted_run_and_looked_at() {
     let ended = server.get(&path).json();
     assert_eq!((&ended["result"], &ended["attempt"]), (&json!(r#"{"b":1,"a":[2.50]}"#), &json!(1)));
     assert_eq!(server.get(&format!("{path}/result")).body, br#"{"b":1,"a":[2.50]}"#);
-    assert_eq!(server.get(&format!("{path}/payload")).error().0, 404);
+    assert_eq!(server.get(&format!("{path}/payload")).body, payload.body);
+    assert_eq!((&ended["tries"][0]["end"], &ended["tries"][0]["seat"]), (&json!("succeeded"), &json!("w1")));
     // The same for programs on the command line.
     assert_eq!(server.cli(&["get", "--json", id]).json(), ended);
     let queue = server.get("/v1/queues/render").json();
@@ -426,8 +427,11 @@ fn a_task_whose_worker_dies_is_seen_to_wait_again() {
     worker.kill();
     let again = events.next().unwrap();
     let task = &again.data["task"];
-    assert_eq!((again.name.as_str(), &task["attempt"]), ("queued", &json!(2)));
+    assert_eq!((again.name.as_str(), &task["attempt"]), ("scheduled", &json!(2)));
     assert_eq!(task["error"], "its worker was lost");
+    let due = events.next().unwrap();
+    assert_eq!((due.name.as_str(), &due.data["task"]["state"]), ("queued", &json!("queued")));
+    assert!(due.data["at_ms"].as_u64() >= task["due_ms"].as_u64());
 }
 
 #[test]
