@@ -592,7 +592,7 @@ mod tests {
                     2  -            -     -  lost
                     3  gpu-7  3 h ago   2 s  succeeded
         "#]]
-        .assert_eq(&task_text(&task, None, Paint::NONE));
+        .assert_eq(&format!("shown:\n{}", task_text(&task, None, Paint::NONE)));
         let told =
             Event { at_ms: 0, task_id: None, task: Some(task), output: None, progress: None, dropped: None };
         assert_eq!(
@@ -631,7 +631,7 @@ mod tests {
               retention ends are remembered for 24 h
               version   3
         "#]]
-        .assert_eq(&queue_text(&detail.into(), None, Paint::NONE));
+        .assert_eq(&format!("shown:\n{}", queue_text(&detail.into(), None, Paint::NONE)));
     }
 
     #[test]

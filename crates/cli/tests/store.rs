@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, QueueRecord, Totals};
 use evenhand_core::names::{
     Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
 };
@@ -29,11 +29,14 @@ fn given() -> TempDir {
             Change::Accepted(Task {
                 id: TaskId(id),
                 lane,
-                level: Some(Level::new(Default::default(), id)),
+                place: Place::Lane(Level::new(Default::default(), id)),
                 key: key.clone(),
-                charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
                 attempt: 1,
                 max_attempts: 1,
+                lost: 0,
+                terms: None,
+                replay_of: None,
                 accepted: Millis(0),
                 max_duration_ms: 0,
                 content_type: ContentType::default(),
