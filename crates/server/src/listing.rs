@@ -309,9 +309,13 @@ async fn change_one(what: Many, mailbox: &Mailbox, task: Task) -> Result<Done, R
         Ok(Answer::Canceled) => Ok(Done::Canceled),
         Ok(Answer::Stopping) => Ok(Done::Stopping),
         Ok(Answer::Replayed(again)) => Ok(Done::Again(again)),
-        Ok(Answer::Accepted(_) | Answer::AcceptedBefore(_) | Answer::Configured(_) | Answer::WeightSet) => {
-            Ok(Done::Nothing)
-        }
+        Ok(
+            Answer::Accepted(_)
+            | Answer::AcceptedBefore(_)
+            | Answer::Configured(_)
+            | Answer::WeightSet
+            | Answer::KeyPaused(_),
+        ) => Ok(Done::Nothing),
         // It has ended meanwhile, or is forgotten.
         Err(refusal) if [Kind::NotFound, Kind::Conflict].contains(&refusal.kind) => Ok(Done::Nothing),
         Err(refusal) => Err(refusal),
