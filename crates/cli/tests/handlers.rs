@@ -59,7 +59,10 @@ impl Home {
             match event.event {
                 Some(wire::task_event::Event::Output(line)) => lines.push(line),
                 Some(wire::task_event::Event::Task(task))
-                    if !matches!(task.state(), TaskState::Queued | TaskState::Running) =>
+                    if !matches!(
+                        task.state(),
+                        TaskState::Queued | TaskState::Scheduled | TaskState::Running
+                    ) =>
                 {
                     return (task, lines);
                 }

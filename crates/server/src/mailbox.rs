@@ -2,10 +2,10 @@
 //! few and must not wait behind a crowd of clients, and one for clients. A client that finds its mailbox full is
 //! told so; a worker's stream waits, and its peer with it.
 
-use bytes::Bytes;
 use evenhand_api::v1;
+use evenhand_core::change::{Settings, SettingsRecord};
 use evenhand_core::explain::Standing;
-use evenhand_core::life::End;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::names::{Fence, Key, QueueId, QueueName, RequestKey, Seat, SessionId, TaskId};
 use evenhand_core::owner::messages::{Beat, Hello};
 use evenhand_core::refusal::Kind;
@@ -49,6 +49,19 @@ pub(crate) enum Request {
         task: TaskId,
         reply: Reply,
     },
+    /// An ended task, as the store has it, is to be run again.
+    Replay {
+        task: Task,
+        reply: Reply,
+    },
+    /// Changes a queue's settings, and says what they will be.
+    SetQueue {
+        name: QueueName,
+        change: v1::QueueSettings,
+        version: Option<u64>,
+        changed: oneshot::Sender<Settings>,
+        reply: Reply,
+    },
     /// How tasks stand that the store has.
     Explain {
         tasks: Vec<Task>,
@@ -63,6 +76,8 @@ pub(crate) enum Request {
         what: Watched,
         after: Option<String>,
         lingers: bool,
+        /// It is a task that wants to be watched.
+        attached: bool,
         reply: oneshot::Sender<Option<Began>>,
     },
     /// A queue, and so many of its keys.
@@ -70,6 +85,11 @@ pub(crate) enum Request {
         name: QueueName,
         keys: usize,
         reply: oneshot::Sender<Option<QueueView>>,
+    },
+    /// The settings of a queue, also of one that does not exist yet.
+    Settings {
+        name: QueueName,
+        reply: oneshot::Sender<SettingsRecord>,
     },
     Look {
         reply: oneshot::Sender<View>,
@@ -101,13 +121,6 @@ pub(crate) struct RunEnded {
     pub(crate) ending: Ending,
 }
 
-/// What a run left behind.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ending {
-    pub(crate) result: Bytes,
-    pub(crate) error: String,
-}
-
 /// How a task stands.
 #[derive(Debug)]
 pub(crate) struct Explained {
@@ -123,6 +136,7 @@ pub(crate) struct Explained {
 pub(crate) struct QueueView {
     pub(crate) id: QueueId,
     pub(crate) queue: v1::Queue,
+    pub(crate) settings: SettingsRecord,
     /// The tasks that go next in its lanes.
     pub(crate) first: Vec<TaskId>,
     pub(crate) keys: Vec<v1::QueueKey>,
@@ -142,6 +156,7 @@ pub(crate) struct View {
     pub(crate) runs_alive: u64,
     pub(crate) payload_bytes: usize,
     pub(crate) window_rows: usize,
+    pub(crate) timers: usize,
     pub(crate) keys: usize,
 }
 
@@ -187,6 +202,28 @@ impl Mailbox {
         self.ask(|to| Request::Cancel { task, reply: Reply { to, _held: None } }).await?
     }
 
+    pub(crate) async fn replay(&self, task: Task) -> Result<Answer, Refusal> {
+        self.ask(|to| Request::Replay { task, reply: Reply { to, _held: None } }).await?
+    }
+
+    /// Changes a queue's settings. What they are then, and the answer.
+    pub(crate) async fn set_queue(
+        &self,
+        name: QueueName,
+        change: v1::QueueSettings,
+        version: Option<u64>,
+    ) -> Result<(Settings, Answer), Refusal> {
+        let (changed, settings) = oneshot::channel();
+        let reply = |to| Reply { to, _held: None };
+        let answer =
+            self.ask(|to| Request::SetQueue { name, change, version, changed, reply: reply(to) }).await??;
+        Ok((settings.await.map_err(|_| unknown())?, answer))
+    }
+
+    pub(crate) async fn settings(&self, name: QueueName) -> Result<SettingsRecord, Refusal> {
+        self.ask(|reply| Request::Settings { name, reply }).await
+    }
+
     pub(crate) async fn explain(&self, tasks: Vec<Task>) -> Result<Vec<Explained>, Refusal> {
         self.ask(|reply| Request::Explain { tasks, reply }).await
     }
@@ -209,8 +246,9 @@ impl Mailbox {
         what: Watched,
         after: Option<String>,
         lingers: bool,
+        attached: bool,
     ) -> Result<Began, Refusal> {
-        let began = self.ask(|reply| Request::Watch { what, after, lingers, reply }).await?;
+        let began = self.ask(|reply| Request::Watch { what, after, lingers, attached, reply }).await?;
         began.ok_or_else(|| Refusal::limited("more watch than the server can tell; try again in a moment"))
     }
 

@@ -30,7 +30,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
     pub(super) fn explain(&self, task: Task, standing: Standing) -> Explained {
         let seat = match &standing {
             Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
-            Standing::Waiting { .. } | Standing::Gone => None,
+            Standing::Waiting { .. } | Standing::Scheduled { .. } | Standing::Over | Standing::Gone => None,
         };
         let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
         Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress }
@@ -65,6 +65,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             runs_alive,
             payload_bytes: held.payload_bytes,
             window_rows: held.rows,
+            timers: held.timers,
             keys: held.keys,
         }
     }
@@ -103,6 +104,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             order.then_with(|| a.key.cmp(&b.key))
         });
         found.truncate(keys);
+        let settings = shard.settings(name);
         Some(QueueView {
             id,
             queue: v1::Queue {
@@ -114,7 +116,11 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 failed: counts.totals.failed,
                 canceled: counts.totals.canceled,
                 oldest_waiting_ms: None,
+                scheduled: counts.scheduled,
+                expired: counts.totals.expired,
+                paused: settings.settings.paused,
             },
+            settings,
             first: shard.first_waiting(name).collect(),
             keys: found,
         })
