@@ -6,6 +6,7 @@ use crate::backlog::Lane;
 use crate::names::{QueueId, WorkerId};
 use crate::owner::Owner;
 use crate::shard::Shard;
+use crate::timers::due_at;
 use crate::workers::LiveRun;
 
 /// Checks every invariant of a shard between steps; the error says which one does not hold, and where.
@@ -43,6 +44,8 @@ fn timers(shard: &Shard) -> Result<(), String> {
     let shelf = &shard.timers.shelf;
     shelf.check().map_err(|what| format!("timers: {what}"))?;
     let window = &shelf.window;
+    let cursor = due_at(window.ack());
+    ensure(cursor <= shard.time(), || format!("timers: the cursor is at {cursor}, and that is still to come"))?;
     ensure(!window.is_unread() || window.is_reading() || shelf.read_retry.is_some(), || {
         "timers: some may be due, but no read is on its way".to_string()
     })?;

@@ -47,6 +47,7 @@ impl Tables {
             store: self.store,
             timers: self.timers,
             canceling: self.canceling.iter().copied().collect(),
+            parked: Vec::new(),
             settings: Vec::new(),
         }
     }
@@ -102,6 +103,8 @@ impl Tables {
             | Change::Forgotten { .. }
             | Change::Replayed { .. }
             | Change::Timed(_)
+            | Change::Unparked { .. }
+            | Change::Parked { .. }
             | Change::Untimed { .. }
             | Change::Settings { .. } => unreachable!("no script makes it happen"),
         }

@@ -405,6 +405,11 @@ impl Shard {
         self.emit_wake(effects);
     }
 
+    /// The latest that it was told of the time.
+    pub(crate) fn time(&self) -> Millis {
+        self.now
+    }
+
     /// This owner's epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
