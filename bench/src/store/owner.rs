@@ -61,7 +61,7 @@ impl Owner {
             let key = Key::new(&format!("{PREFIX}{n:06}")).map_err(|refusal| format!("{refusal:?}"))?;
             let weight = Weight::from_thousandths(1_000 << (n % 3)).unwrap_or(Weight::ONE);
             let zero = VTime::ZERO;
-            Ok((key, KeyRecord { finish: zero, due: zero, rows: 0, chained: 0, weight }))
+            Ok((key, KeyRecord { finish: zero, due: zero, rows: 0, chained: 0, refund: zero, weight }))
         };
         let mut own = (0..keys).map(fresh).collect::<Result<Vec<_>, Failure>>()?;
         for (_, key, record) in metadata.keys {

@@ -103,6 +103,7 @@ pub struct NewTask {
     pub delay_ms: Option<u64>,
     /// It may start at this time, in milliseconds since 1970; the past is now. Not with `delay_ms`.
     #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
     pub run_at_ms: Option<u64>,
     /// It is too late to start it after so long.
     #[serde(default, deserialize_with = "whole")]
@@ -670,9 +671,11 @@ pub struct CancelMany {
     pub state: Option<Unfinished>,
     /// Accepted at this time or later, in milliseconds since 1970.
     #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
     pub accepted_from_ms: Option<u64>,
     /// Accepted before this time, in milliseconds since 1970.
     #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
     pub accepted_before_ms: Option<u64>,
     /// Where the last call ended.
     #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}-[12])?$")]
@@ -699,9 +702,11 @@ pub struct ReplayMany {
     pub state: Option<Over>,
     /// Accepted at this time or later, in milliseconds since 1970.
     #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
     pub accepted_from_ms: Option<u64>,
     /// Accepted before this time, in milliseconds since 1970.
     #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
     pub accepted_before_ms: Option<u64>,
     /// Where the last call ended.
     #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}-[12])?$")]

@@ -50,6 +50,7 @@ fn given() -> TempDir {
         due: Default::default(),
         rows: 3,
         chained: 3,
+        refund: Default::default(),
         weight: Weight::ONE,
     };
     let max = Level::new(Default::default(), 3);
@@ -88,7 +89,7 @@ fn a_whole_store_is_said_to_be_whole() {
         given().path(),
         0,
         &expect![[r#"
-            DIR is whole: 1 file, 888 B, 3 tasks, 3 of them in lanes
+            DIR is whole: 1 file, 904 B, 3 tasks, 3 of them in lanes
         "#]],
     );
 }
@@ -100,7 +101,7 @@ fn info_shows_queues_tables_and_log() {
         given().path(),
         0,
         &expect![[r#"
-            DIR: store format 2, 128.2 KiB
+            DIR: store format 3, 128.2 KiB
             2 commits, 2 of them in the log alone (128.0 KiB)
 
               kind     tables  layers  puts  deletes  size

@@ -56,6 +56,8 @@ bugs! {
     RetryBehindBacklog = "retry behind its key's backlog",
     CancelLost = "cancel of a running task lost on a crash",
     SegmentDropped = "segment dropped with a task in it",
+    ParkedCredit = "a paused key coming back with credit",
+    ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }
 

@@ -89,7 +89,25 @@ pub enum Change {
     /// The levels of the timers. Those at or below the ack level are over: delete them by range.
     Timers {
         /// What to remember.
-        record: TimersRecord,
+        record: ShelfRecord,
+    },
+    /// A parked row is not needed any more: its task has ended. (One that moves goes with its move.)
+    Unparked {
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// Its level on the shelf.
+        level: Level,
+    },
+    /// What is saved of a key whose rows are parked; None if none are, and it may run.
+    Parked {
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// What to remember.
+        record: Option<ParkedRecord>,
     },
     /// A queue's settings.
     Settings {
@@ -168,6 +186,8 @@ pub enum Place {
     Lane(Level),
     /// Among the timers: it waits for a time.
     Timer(Level),
+    /// On the shelf of its key, which may not run.
+    Parked(Level),
     /// In the table of long runners.
     Aside,
     /// Nowhere: the task has ended.
@@ -179,7 +199,7 @@ impl Place {
     pub fn level(self) -> Option<Level> {
         match self {
             Place::Lane(level) => Some(level),
-            Place::Timer(_) | Place::Aside | Place::Over => None,
+            Place::Timer(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
         }
     }
 }
@@ -286,13 +306,33 @@ pub enum Timed {
     },
 }
 
-/// What is saved of the timers.
+/// What is saved of a shelf: of the timers, or of a parked key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TimersRecord {
+pub struct ShelfRecord {
     /// All at or below are over.
     pub ack: Level,
     /// The highest level ever written.
     pub max: Level,
+}
+
+/// What is saved of a key whose rows are parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParkedRecord {
+    /// It may not run.
+    pub paused: bool,
+    /// Rows on its shelf.
+    pub rows: u64,
+    /// The levels of the shelf. Rows at or below the ack level are gone one by one: nothing is deleted by range.
+    pub shelf: ShelfRecord,
+}
+
+/// A parked row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParkedRow {
+    /// The lane that it comes from and goes back to.
+    pub lane: LaneId,
+    /// The row; its level is that on the shelf.
+    pub row: Row,
 }
 
 /// One try at a task, when it was over.
@@ -401,6 +441,8 @@ pub struct KeyRecord {
     pub rows: u32,
     /// Those of them that stand where they were first placed.
     pub chained: u32,
+    /// Charges of rows that were parked, to be given back when the last row has left the lane.
+    pub refund: VTime,
     /// What its latest accepted task asked for.
     pub weight: Weight,
 }
@@ -533,9 +575,11 @@ pub struct Metadata {
     /// Every request that is remembered.
     pub requests: Vec<(RequestKey, RequestRecord)>,
     /// The levels of the timers.
-    pub timers: TimersRecord,
+    pub timers: ShelfRecord,
     /// Every running task that somebody wants stopped.
     pub canceling: Vec<TaskId>,
+    /// Every key whose rows are parked.
+    pub parked: Vec<(QueueId, Key, ParkedRecord)>,
     /// The settings of every queue that has some of its own.
     pub settings: Vec<(QueueId, SettingsRecord)>,
     /// The store's id; None if it has none yet.
@@ -589,6 +633,12 @@ impl Metadata {
         }
         if let Some((queue, key, _)) = self.overrides.iter().find(|(queue, ..)| !rows.contains_key(queue)) {
             return Err(format!("key {key} has a weight in queue {queue}, which does not exist"));
+        }
+        for (queue, key, record) in &self.parked {
+            match rows.get_mut(queue) {
+                Some(rows) if record.shelf.max.seq() < self.next_seq.max(1) => *rows += record.rows,
+                _ => return Err(format!("key {key} of queue {queue} is parked, but there is no such queue")),
+            }
         }
         if let Some((queue, _)) = self.settings.iter().find(|(queue, _)| !rows.contains_key(queue)) {
             return Err(format!("queue {queue} has settings, but does not exist"));

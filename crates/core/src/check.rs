@@ -20,6 +20,10 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
         }
     }
     timers(shard)?;
+    for ((_, key), parked) in &shard.parked {
+        parked.shelf.check().map_err(|what| format!("parked rows of key {key}: {what}"))?;
+        ensure(parked.paused || parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
+    }
     let aside = shard.unreported_aside();
     ensure(aside == 0 || !shard.may_start(), || {
         format!("{aside} long runners wait, and nothing will start them")
@@ -36,17 +40,10 @@ pub fn owner(owner: &Owner) -> Result<(), String> {
 
 /// The same as for lanes; and what is due has been done, or is about to be.
 fn timers(shard: &Shard) -> Result<(), String> {
-    let timers = &shard.timers;
-    let window = &timers.window;
-    let (ack, read) = (window.ack(), window.read());
-    ensure(ack <= read, || format!("timers: A {ack} is above R {read}"))?;
-    for level in window.waiting().keys().chain(window.running().keys()).copied().chain(timers.pin()) {
-        ensure(level > ack, || format!("timers: {level} is to come, but A is {ack}"))?;
-    }
-    if let Some((&last, _)) = window.waiting().last_key_value() {
-        ensure(last <= read, || format!("timers: {last} is in the window, but R is {read}"))?;
-    }
-    ensure(!window.is_unread() || window.is_reading() || timers.read_retry.is_some(), || {
+    let shelf = &shard.timers.shelf;
+    shelf.check().map_err(|what| format!("timers: {what}"))?;
+    let window = &shelf.window;
+    ensure(!window.is_unread() || window.is_reading() || shelf.read_retry.is_some(), || {
         "timers: some may be due, but no read is on its way".to_string()
     })?;
     ensure(!window.is_reading() || shard.has_load_for_timers(), || {
@@ -166,8 +163,11 @@ fn queues(shard: &Shard) -> Result<(), String> {
         }
         let (total, aside) = (queue.record.totals.unfinished(), shard.aside_of(id));
         let scheduled = queue.record.totals.scheduled;
-        ensure(total == rows + aside + scheduled, || {
-            format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside, {scheduled} scheduled")
+        let parked = shard.parked_of(id);
+        ensure(total == rows + aside + scheduled + parked, || {
+            format!(
+                "queue {id}: {total} unfinished, {rows} rows, {aside} aside, {scheduled} scheduled, {parked} parked"
+            )
         })?;
     }
     Ok(())

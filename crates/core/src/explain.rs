@@ -53,6 +53,8 @@ pub enum Hold {
     GateShut,
     /// Its queue is paused.
     Paused,
+    /// Its key is paused.
+    KeyPaused,
     /// Its row is being written or moved.
     Writing,
     /// No worker serves its queue.
@@ -106,8 +108,11 @@ impl Shard {
         let lane = self.lane_at(ix);
         let level = match task.place {
             Place::Lane(level) => level,
-            Place::Timer(level) if level <= self.timers.window.ack() => return Standing::Gone,
+            Place::Timer(level) if level <= self.timers.shelf.window.ack() => return Standing::Gone,
             Place::Timer(level) => return Standing::Scheduled { due: due_at(level) },
+            Place::Parked(_) => {
+                return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
+            }
             Place::Aside => {
                 return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
             }
@@ -131,6 +136,9 @@ impl Shard {
         let queue = &self.queues[task.lane.queue.0 as usize];
         if self.settings_of(task.lane.queue).paused {
             return Hold::Paused;
+        }
+        if self.key_is_paused(task.lane.queue, &task.key) {
+            return Hold::KeyPaused;
         }
         for ((priority, _), &ix) in &queue.lanes {
             let window = &self.lane_at(ix).window;
@@ -164,6 +172,7 @@ impl fmt::Display for Hold {
         match self {
             Hold::GateShut => f.write_str("the start gate is shut"),
             Hold::Paused => f.write_str("its queue is paused"),
+            Hold::KeyPaused => f.write_str("its key is paused"),
             Hold::Writing => f.write_str("its row is being written"),
             Hold::NoWorker => f.write_str("no worker serves its queue"),
             Hold::NoFreeSlot { slots } => write!(f, "every slot is taken ({slots})"),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::backlog::{Charge, Cost, Level, Weight};
 use crate::bounds;
-use crate::change::{Change, EndRecord, MemberRecord, Row, Settings, Task, TimerRow};
+use crate::change::{Change, EndRecord, MemberRecord, ParkedRow, Row, Settings, Task, TimerRow};
 use crate::life::{Backoff, End, Ending, Terms};
 use crate::names::{
-    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
-    RequestKey, Seat, StoreId, TaskId, WorkerId,
+    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
+    RequestId, RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 
@@ -227,6 +227,17 @@ pub enum Input {
         /// Only if nobody has changed them since: their version as it was read.
         version: Option<u64>,
     },
+    /// A key may not run, or may again. What runs goes on.
+    PauseKey {
+        /// To answer.
+        request: RequestId,
+        /// The queue; made if it is new.
+        queue: QueueName,
+        /// The key.
+        key: Key,
+        /// It may not.
+        paused: bool,
+    },
     /// Somebody watches a task now, or has just ceased to.
     Watched {
         /// The task.
@@ -335,6 +346,15 @@ pub enum Input {
         /// Nothing is above them.
         end: bool,
     },
+    /// A read of parked rows returned.
+    ParkedLoaded {
+        /// The read.
+        load: LoadId,
+        /// The rows above the asked level, in order.
+        rows: Vec<ParkedRow>,
+        /// Nothing is above them.
+        end: bool,
+    },
     /// A read of one task returned.
     TaskLoaded {
         /// The read.
@@ -377,6 +397,19 @@ pub enum Effect {
         /// To answer.
         load: LoadId,
         /// Those above this level.
+        above: Level,
+        /// At most so many.
+        limit: usize,
+    },
+    /// Read parked rows of a key.
+    LoadParked {
+        /// To answer.
+        load: LoadId,
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// Rows above this level.
         above: Level,
         /// At most so many.
         limit: usize,
@@ -506,6 +539,8 @@ pub enum Answer {
     Configured(u64),
     /// The weight is set, durably.
     WeightSet,
+    /// The key may not run any more, or may again, durably.
+    KeyPaused(bool),
     /// The task will never run (again), durably.
     Canceled,
     /// The task is running; its worker has been told to stop it.

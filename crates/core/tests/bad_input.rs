@@ -284,8 +284,14 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         let totals = Totals { accepted, ..Totals::default() };
         (QueueId(id), QueueRecord { name: QueueName::new(&format!("q{id}")).unwrap(), totals })
     };
-    let record =
-        |rows| KeyRecord { finish: VTime::ZERO, due: VTime::ZERO, rows, chained: 0, weight: Weight::ONE };
+    let record = |rows| KeyRecord {
+        finish: VTime::ZERO,
+        due: VTime::ZERO,
+        rows,
+        chained: 0,
+        refund: VTime::ZERO,
+        weight: Weight::ONE,
+    };
     let empty = Metadata::default;
     let high = LaneRecord { max: Level::new(VTime::ZERO.pass(), 9), ..LaneRecord::default() };
     let damaged = [

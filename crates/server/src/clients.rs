@@ -69,7 +69,8 @@ impl<S: Store + 'static> Clients<S> {
             | Answer::Canceled
             | Answer::Stopping
             | Answer::Replayed(_)
-            | Answer::Configured(_) => return Err(no_such_answer()),
+            | Answer::Configured(_)
+            | Answer::KeyPaused(_) => return Err(no_such_answer()),
         };
         let known = (0..).zip(&ids).filter(|(_, (_, new))| !new).map(|(n, _)| n).collect();
         let ids = ids.into_iter().map(|(task, _)| convert::task_id(SHARD, task)).collect();
@@ -128,7 +129,8 @@ impl<S: Store + 'static> Clients<S> {
                 | Answer::Accepted(_)
                 | Answer::AcceptedBefore(_)
                 | Answer::Replayed(_)
-                | Answer::Configured(_),
+                | Answer::Configured(_)
+                | Answer::KeyPaused(_),
             ) => Ok(v1::CancelResponse { stopping: false }),
             // Said twice, it is done all the same.
             Err(refusal) if refusal.kind == Kind::NotFound => match self.get(id).await {
@@ -151,6 +153,7 @@ impl<S: Store + 'static> Clients<S> {
                 | Answer::AcceptedBefore(_)
                 | Answer::Configured(_)
                 | Answer::WeightSet
+                | Answer::KeyPaused(_)
                 | Answer::Canceled
                 | Answer::Stopping,
             ) => Err(no_such_answer()),
@@ -171,6 +174,7 @@ impl<S: Store + 'static> Clients<S> {
                 | Answer::AcceptedBefore(_)
                 | Answer::Replayed(_)
                 | Answer::WeightSet
+                | Answer::KeyPaused(_)
                 | Answer::Canceled
                 | Answer::Stopping,
             ) => Err(no_such_answer()),

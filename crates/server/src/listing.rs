@@ -4,7 +4,7 @@
 use std::fmt;
 
 use evenhand_api::v1::TaskState;
-use evenhand_api::{PAGE_TASKS, convert, v1};
+use evenhand_api::{PAGE_TASKS, TIME_MS, convert, v1};
 use evenhand_core::explain::Standing;
 use evenhand_core::names::{Key, Millis, QueueId, QueueName, TaskId};
 use evenhand_core::refusal::Kind;
@@ -81,6 +81,14 @@ enum Done {
 impl<S: Store + 'static> Clients<S> {
     pub(crate) async fn list(&self, request: v1::ListRequest) -> Result<v1::ListResponse, Refusal> {
         let limit = within(request.limit.unwrap_or(100))?;
+        let filter = v1::Filter {
+            state: request.state,
+            queue: request.queue,
+            key: request.key,
+            accepted_from_ms: request.accepted_from_ms,
+            accepted_before_ms: request.accepted_before_ms,
+        };
+        let wants = self.wants(&filter, None).await?;
         let mut after = match request.cursor.as_str() {
             "" => TaskId(0),
             cursor => match convert::parse_task_id(cursor) {
@@ -91,14 +99,6 @@ impl<S: Store + 'static> Clients<S> {
                 Err(_) => return Err(no_cursor()),
             },
         };
-        let filter = v1::Filter {
-            state: request.state,
-            queue: request.queue,
-            key: request.key,
-            accepted_from_ms: request.accepted_from_ms,
-            accepted_before_ms: request.accepted_before_ms,
-        };
-        let wants = self.wants(&filter, None).await?;
         let mut answer = v1::ListResponse::default();
         // A filter may pass over many tasks. After so many the caller is told how far it came.
         for _ in 0..READS {
@@ -132,7 +132,10 @@ impl<S: Store + 'static> Clients<S> {
                 began: self.clock.now(),
                 first_pass: what == Many::Cancel && wants.state.is_none(),
             },
-            cursor => Progress::parse(cursor)?,
+            cursor => match Progress::parse(cursor)? {
+                Some(at) => at,
+                None => return Ok(v1::ManyResponse::default()),
+            },
         };
         // What was accepted in the very millisecond may be canceled, but a task is not run again so soon.
         let until = at.began.0.saturating_add(u64::from(what == Many::Cancel));
@@ -233,7 +236,9 @@ impl<S: Store + 'static> Clients<S> {
                 ));
             }
         };
-        let accepted = filter.accepted_from_ms.unwrap_or(0)..filter.accepted_before_ms.unwrap_or(u64::MAX);
+        let from = time("accepted_from_ms", filter.accepted_from_ms)?;
+        let before = time("accepted_before_ms", filter.accepted_before_ms)?;
+        let accepted = from.unwrap_or(0)..before.unwrap_or(u64::MAX);
         Ok(Wants { wanted: Wanted { queue, ended }, key, state, accepted })
     }
 
@@ -286,6 +291,14 @@ impl<S: Store + 'static> Clients<S> {
     }
 }
 
+/// A time that a caller names, if one does.
+fn time(field: &str, ms: Option<u64>) -> Result<Option<u64>, Refusal> {
+    if ms.is_none_or(|ms| ms <= TIME_MS) {
+        return Ok(ms);
+    }
+    Err(Refusal::invalid(field, format!("is no time; use milliseconds since 1970, at most {TIME_MS}")))
+}
+
 /// Changes one task.
 async fn change_one(what: Many, mailbox: &Mailbox, task: Task) -> Result<Done, Refusal> {
     let answer = match what {
@@ -296,9 +309,13 @@ async fn change_one(what: Many, mailbox: &Mailbox, task: Task) -> Result<Done, R
         Ok(Answer::Canceled) => Ok(Done::Canceled),
         Ok(Answer::Stopping) => Ok(Done::Stopping),
         Ok(Answer::Replayed(again)) => Ok(Done::Again(again)),
-        Ok(Answer::Accepted(_) | Answer::AcceptedBefore(_) | Answer::Configured(_) | Answer::WeightSet) => {
-            Ok(Done::Nothing)
-        }
+        Ok(
+            Answer::Accepted(_)
+            | Answer::AcceptedBefore(_)
+            | Answer::Configured(_)
+            | Answer::WeightSet
+            | Answer::KeyPaused(_),
+        ) => Ok(Done::Nothing),
         // It has ended meanwhile, or is forgotten.
         Err(refusal) if [Kind::NotFound, Kind::Conflict].contains(&refusal.kind) => Ok(Done::Nothing),
         Err(refusal) => Err(refusal),
@@ -320,7 +337,8 @@ impl fmt::Display for Progress {
 }
 
 impl Progress {
-    fn parse(cursor: &str) -> Result<Progress, Refusal> {
+    /// Reads a cursor. None: all of this shard is done.
+    fn parse(cursor: &str) -> Result<Option<Progress>, Refusal> {
         let parts: Vec<&str> = cursor.splitn(4, '-').collect();
         let &[shard, task, began, pass] = &parts[..] else { return Err(no_cursor()) };
         let first_pass = match pass {
@@ -329,12 +347,14 @@ impl Progress {
             _ => return Err(no_cursor()),
         };
         let (id, began) = (format!("{shard}-{task}"), format!("{shard}-{began}"));
-        match (convert::parse_task_id(&id), convert::parse_task_id(&began)) {
-            (Ok((SHARD, after)), Ok((_, TaskId(began)))) => {
-                Ok(Progress { after, began: Millis(began), first_pass })
-            }
-            (Ok(_) | Err(_), Ok(_) | Err(_)) => Err(no_cursor()),
-        }
+        let (Ok((shard, task)), Ok((_, TaskId(began)))) =
+            (convert::parse_task_id(&id), convert::parse_task_id(&began))
+        else {
+            return Err(no_cursor());
+        };
+        // By shard, then by task, as in lists.
+        let after = if shard == SHARD { task } else { TaskId(0) };
+        Ok((shard <= SHARD).then_some(Progress { after, began: Millis(began), first_pass }))
     }
 }
 
@@ -350,8 +370,9 @@ mod tests {
     fn a_cursor_says_how_far_a_call_came_and_when_the_first_began() {
         for first_pass in [true, false] {
             let at = Progress { after: TaskId(42), began: Millis(7), first_pass };
-            assert_eq!(Progress::parse(&at.to_string()), Ok(at));
+            assert_eq!(Progress::parse(&at.to_string()), Ok(Some(at)));
         }
+        assert_eq!(Progress::parse("1-42-7-1"), Ok(None));
         for bad in [
             "",
             "-",
@@ -362,7 +383,6 @@ mod tests {
             "0-42-7-3",
             "0-42-x-1",
             "0-42-+7-1",
-            "1-42-7-1",
             "0--7-1",
             "0-42-99999999999999999999-1",
             "0-42-7-1-1",

@@ -309,6 +309,7 @@ struct RawTask {
     #[param(maximum = 315_360_000_000_u64)]
     delay_ms: Option<u64>,
     /// It may start at this time, in milliseconds since 1970; the past is now. Not with `delay_ms`.
+    #[param(maximum = 253_402_300_799_999_u64)]
     run_at_ms: Option<u64>,
     /// It is too late to start it after so long.
     #[param(minimum = 1, maximum = 315_360_000_000_u64)]
@@ -421,8 +422,10 @@ struct Filter {
     #[param(inline)]
     state: Option<TaskState>,
     /// Accepted at this time or later, in milliseconds since 1970.
+    #[param(maximum = 253_402_300_799_999_u64)]
     accepted_from_ms: Option<u64>,
     /// Accepted before this time, in milliseconds since 1970.
+    #[param(maximum = 253_402_300_799_999_u64)]
     accepted_before_ms: Option<u64>,
     /// Where the last page ended.
     #[param(pattern = "^([0-9]{1,9}-[0-9]{1,18})?$")]

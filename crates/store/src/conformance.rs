@@ -11,7 +11,7 @@
 //! They wait for nothing and draw no random numbers, so a failure is always a failure.
 //!
 //! Read `given` first (the owner, the tasks and the whole contents of a shard, as the cases see them),
-//! then `taking`, `fencing`, `commits`, `rows`, `acks`, `timers`, `tasks`, `lives`, `listing` and `values`.
+//! then `taking`, `fencing`, `commits`, `rows`, `acks`, `timers`, `parked`, `tasks`, `lives`, `listing` and `values`.
 //!
 //! To add a case, write it in the module it belongs to and add its name to `conformance_list`. A case
 //! that is not in the list is an unused function, which the lints refuse.
@@ -26,6 +26,7 @@ mod fencing;
 mod given;
 mod listing;
 mod lives;
+mod parked;
 mod rows;
 mod taking;
 mod tasks;
@@ -103,6 +104,10 @@ macro_rules! conformance_list {
             timers: an_ack_rides_in_the_commit_that_handles_what_is_below_it;
             timers: timers_below_a_saved_ack_are_not_passed_over;
             timers: timers_and_lanes_do_not_leak_into_each_other;
+
+            parked: parked_rows_stay_with_their_keys_and_come_in_order;
+            parked: a_row_goes_to_the_shelf_and_leaves_it;
+            parked: parked_keys_are_remembered_until_they_are_not;
 
             tasks: a_task_that_is_not_there_is_none;
             tasks: finishing_removes_one_task_and_its_row;

@@ -19,8 +19,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use evenhand_core::backlog::Level;
-use evenhand_core::change::{EndRecord, TimerRow, Try};
-use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::change::{EndRecord, ParkedRow, TimerRow, Try};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
 pub use embedded::Embedded;
@@ -67,6 +67,16 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> impl Future<Output = Result<Page<TimerRow>, StoreError>> + Send;
 
+    /// Reads parked rows of a key above a level, in order, as [`Store::read_lane`] reads rows.
+    fn read_parked(
+        &self,
+        shard: ShardId,
+        queue: QueueId,
+        key: Key,
+        above: Level,
+        limit: usize,
+    ) -> impl Future<Output = Result<Page<ParkedRow>, StoreError>> + Send;
+
     /// Reads one task; one that has ended, too, as long as its end is remembered.
     fn read_task(
         &self,
@@ -101,7 +111,7 @@ pub struct Taken {
     pub metadata: Metadata,
 }
 
-/// Rows of a lane, or timers.
+/// Rows of a lane, timers, or parked rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page<R = Row> {
     /// In order of their levels.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use evenhand_core::backlog::{Level, Weight};
 use evenhand_core::bounds::TRIES_KEPT;
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestRecord, SettingsRecord, Timed,
-    TimerRow, TimersRecord, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord,
+    RequestRecord, SettingsRecord, ShelfRecord, Timed, TimerRow, Try,
 };
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
@@ -74,9 +74,13 @@ pub struct Tables {
     /// Timers by level.
     pub timers: BTreeMap<Level, TimerRow>,
     /// What is saved of them.
-    pub timers_record: TimersRecord,
+    pub timers_record: ShelfRecord,
     /// Timers deleted one by one, as rows are.
     pub deleted_timers: BTreeSet<Level>,
+    /// Parked rows by queue, key and level.
+    pub parked_rows: BTreeMap<(QueueId, Key, Level), ParkedRow>,
+    /// Parked keys.
+    pub parked: BTreeMap<(QueueId, Key), ParkedRecord>,
     /// Tasks by id.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Tasks whose rows are set aside.
@@ -216,6 +220,23 @@ impl Store for Memory {
         self.read(shard, |tables| tables.timers_above(above, limit))
     }
 
+    async fn read_parked(
+        &self,
+        shard: ShardId,
+        queue: QueueId,
+        key: Key,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<ParkedRow>, StoreError> {
+        self.read(shard, |tables| {
+            let from = std::ops::Bound::Excluded((queue, key.clone(), above));
+            let all = tables.parked_rows.range((from, std::ops::Bound::Unbounded));
+            let mut found = all.take_while(|((of, k, _), _)| *of == queue && *k == key);
+            let rows = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
+            Page { rows, end: found.next().is_none(), deleted: 0 }
+        })
+    }
+
     async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
         self.read(shard, |tables| tables.tasks.get(&task).cloned())
     }
@@ -268,6 +289,7 @@ impl Tables {
             requests: self.requests.iter().map(|(key, record)| (*key, record.clone())).collect(),
             timers: self.timers_record,
             canceling: self.canceling.iter().copied().collect(),
+            parked: self.parked.iter().map(|((queue, key), r)| (*queue, key.clone(), *r)).collect(),
             settings: self.settings.iter().map(|(queue, record)| (*queue, record.clone())).collect(),
             store: self.store,
         }
@@ -301,11 +323,17 @@ impl Tables {
 
     fn delete_rows(&mut self, change: &Change) {
         match change {
+            Change::Moved { lane, from: Place::Parked(level), row, .. } => {
+                self.parked_rows.remove(&(lane.queue, row.key.clone(), *level));
+            }
             Change::Finished { lane, from, .. } | Change::Moved { lane, from, .. } => match from {
                 Place::Lane(level) => self.delete_row(*lane, *level),
                 Place::Timer(level) => self.delete_timer(*level),
-                Place::Aside | Place::Over => {}
+                Place::Parked(_) | Place::Aside | Place::Over => {}
             },
+            Change::Unparked { queue, key, level } => {
+                self.parked_rows.remove(&(*queue, key.clone(), *level));
+            }
             Change::Untimed { at } => self.delete_timer(*at),
             Change::Lane { lane, record } => self.delete_up_to(*lane, record.ack),
             Change::Timers { record } => {
@@ -319,6 +347,7 @@ impl Tables {
             | Change::Forgotten { .. }
             | Change::Replayed { .. }
             | Change::Timed(_)
+            | Change::Parked { .. }
             | Change::Settings { .. }
             | Change::Key { .. }
             | Change::Queue { .. }
@@ -351,6 +380,9 @@ impl Tables {
                 let timer = TimerRow { at, task: row.task, what: Timed::Due(lane, row) };
                 self.timers.insert(at, timer);
             }
+            Place::Parked(level) => {
+                self.parked_rows.insert((lane.queue, row.key.clone(), level), ParkedRow { lane, row });
+            }
             Place::Aside => drop(self.aside.insert(row.task)),
             Place::Over => {}
         }
@@ -382,7 +414,7 @@ impl Tables {
         match change {
             Change::Accepted(task) => {
                 match task.place {
-                    Place::Lane(level) | Place::Timer(level) => {
+                    Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => {
                         self.put_row(task.lane, task.place, task.row_at(level));
                     }
                     Place::Aside | Place::Over => {}
@@ -424,6 +456,13 @@ impl Tables {
             Change::Timed(timer) => drop(self.timers.insert(timer.at, timer)),
             Change::Untimed { at: _ } => {}
             Change::Timers { record } => self.timers_record = record,
+            Change::Unparked { .. } => {}
+            Change::Parked { queue, key, record: Some(record) } => {
+                self.parked.insert((queue, key), record);
+            }
+            Change::Parked { queue, key, record: None } => {
+                self.parked.remove(&(queue, key));
+            }
             Change::Settings { queue, record } => drop(self.settings.insert(queue, record)),
             Change::Key { lane, key, record: Some(record) } => {
                 self.keys.insert((lane, key), record);

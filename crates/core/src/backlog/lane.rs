@@ -121,6 +121,13 @@ impl Lane {
         self.advance();
     }
 
+    /// A waiting row left the lane because its key may not run.
+    pub(crate) fn park(&mut self, level: Level, charge: Charge, key: KeyIx) {
+        self.window.leave(level);
+        self.places.parked(key, charge);
+        self.advance();
+    }
+
     /// A worker runs this row since before the restart.
     pub(crate) fn adopt(&mut self, level: Level, task: TaskId, key: KeyIx, charge: Charge) {
         self.window.adopt(level, Running { task, ends_before: self.ends });

@@ -11,6 +11,7 @@ mod level;
 mod places;
 #[cfg(test)]
 mod plan_one;
+mod shelf;
 pub(crate) mod turns;
 mod vtime;
 mod window;
@@ -19,6 +20,7 @@ pub(crate) use keys::{KeyIx, KeyState};
 pub(crate) use lane::Lane;
 pub use level::Level;
 pub use places::Charge;
+pub(crate) use shelf::Shelf;
 pub(crate) use turns::Turns;
 pub use vtime::{Cost, Pass, VTime, Weight};
-pub(crate) use window::{Entry, Window};
+pub(crate) use window::Entry;

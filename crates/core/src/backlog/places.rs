@@ -76,6 +76,7 @@ impl Places {
         state.waiting = record.rows;
         state.chain = record.chained;
         state.chained = record.chained;
+        state.refund = record.refund;
         self.rows += u64::from(record.rows);
         self.top = self.top.max(state.finish);
         if record.rows > 0 {
@@ -244,6 +245,9 @@ impl Places {
         state.rows = state.rows.saturating_sub(1);
         state.chained = state.chained.saturating_sub(u32::from(chained));
         self.rows = self.rows.saturating_sub(1);
+        if state.rows == 0 {
+            state.finish = state.finish - std::mem::take(&mut state.refund);
+        }
         let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
         self.touch(ix);
         if rows == 0 && !alarmed {
@@ -265,6 +269,25 @@ impl Places {
         }
         self.when_nothing_waits();
         self.settled(ix, chained);
+    }
+
+    /// A waiting row left the lane because its key may not run. What it was charged is given back when the last row
+    /// has left: the key then stands where the last of its tasks that ran has left it.
+    pub(crate) fn parked(&mut self, ix: KeyIx, charge: Charge) {
+        let state = self.keys.get_mut(ix);
+        state.refund += charge.span();
+        self.withdrawn(ix, charge.chained);
+    }
+
+    /// Whether a key may run. If it may again before all its rows have left, nothing is given back: the others
+    /// stand where they stood.
+    pub(crate) fn set_paused(&mut self, ix: KeyIx, paused: bool) {
+        let state = self.keys.get_mut(ix);
+        state.paused = paused;
+        if !paused {
+            state.refund = VTime::ZERO;
+        }
+        self.touch(ix);
     }
 
     /// After a restart: a row counted as waiting is running. Its dispatch was not saved.
@@ -384,6 +407,7 @@ impl Places {
                     due: state.due,
                     rows: state.rows,
                     chained: state.chained,
+                    refund: state.refund,
                     weight: state.asked,
                 };
                 each(&state.key, Some(record));

@@ -717,6 +717,7 @@ impl Owner {
                 other @ (shard_messages::Effect::Save { .. }
                 | shard_messages::Effect::Load { .. }
                 | shard_messages::Effect::LoadTimers { .. }
+                | shard_messages::Effect::LoadParked { .. }
                 | shard_messages::Effect::LoadTask { .. }
                 | shard_messages::Effect::Due { .. }
                 | shard_messages::Effect::Start { .. }

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use super::*;
 use crate::backlog::{Level, Weight};
 use crate::change::{
-    Change, KeyRecord, LaneRecord, Place, QueueRecord, RequestRecord, Row, Task, TimersRecord,
+    Change, KeyRecord, LaneRecord, Place, QueueRecord, RequestRecord, Row, ShelfRecord, Task,
 };
 use crate::check;
 use crate::life::{Backoff, End, Outcome};
@@ -28,7 +28,7 @@ struct Tables {
     requests: BTreeMap<RequestKey, RequestRecord>,
     stopped: bool,
     store: Option<StoreId>,
-    timers: TimersRecord,
+    timers: ShelfRecord,
     canceling: BTreeSet<TaskId>,
 }
 

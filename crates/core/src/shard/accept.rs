@@ -239,6 +239,9 @@ impl Shard {
         if let Some(due) = self.start_of(new.start) {
             let row = self.schedule(due, lane_id, task.row_at(Level::ZERO), id.0);
             task.place = Place::Timer(row.level);
+        } else if self.is_parked(queue, &task.key) {
+            let row = self.shelve(lane_id, task.row_at(Level::ZERO), id.0);
+            task.place = Place::Parked(row.level);
         } else {
             let commit = self.batch.id;
             let lane = &mut self.lanes[ix.0];

@@ -1,12 +1,13 @@
 //! Making it durable: batches, and what each of them sets free.
 
+use super::parking::ParkedKey;
 use super::{Alarm, LaneIx, Shard};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::{Change, Timed};
+use crate::change::{Change, Row, Timed};
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, RequestId, TaskId};
+use crate::names::{CommitId, LaneId, RequestId, TaskId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -17,6 +18,10 @@ pub(super) struct Batch {
     pub(super) rows: Vec<(LaneIx, Level, Entry)>,
     /// Timers that join the others when it is durable.
     pub(super) timers: Vec<(Level, TaskId, Timed)>,
+    /// Rows that join the shelves of their keys.
+    pub(super) parked: Vec<(ParkedKey, Level, (LaneId, Row))>,
+    /// Rows that it parks or brings back.
+    pub(super) parks: usize,
     /// Effects that are emitted when it is durable.
     then: Vec<Effect>,
     /// The last seq that was handed out when it was sealed.
@@ -26,7 +31,7 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new(id: CommitId) -> Batch {
         let (rows, timers, then) = (Vec::new(), Vec::new(), Vec::new());
-        Batch { id, changes: Vec::new(), rows, timers, then, last_seq: 0 }
+        Batch { id, changes: Vec::new(), rows, timers, parked: Vec::new(), parks: 0, then, last_seq: 0 }
     }
 
     /// How much it makes us hold: changes while it is open, rows and answers until it is durable.
@@ -64,8 +69,9 @@ impl Shard {
         for queue in std::mem::take(&mut self.dirty_queues) {
             changes.push(Change::Queue { queue, record: self.queues[queue.0 as usize].record.clone() });
         }
+        self.save_parked(&mut changes);
         if std::mem::take(&mut self.dirty_timers) {
-            changes.push(Change::Timers { record: self.timers.record() });
+            changes.push(Change::Timers { record: self.timers.shelf.record() });
         }
         self.timers.handled = 0;
         changes.push(Change::Seq { next: self.next_seq });
@@ -116,9 +122,16 @@ impl Shard {
             }
         }
         for (level, task, what) in batch.timers {
-            self.timers.window.merge(level, (task, what));
+            self.timers.shelf.window.merge(level, (task, what));
         }
-        self.timers.unpin(commit);
+        self.timers.shelf.unpin(commit);
+        for (at, level, entry) in batch.parked {
+            if let Some(parked) = self.parked.get_mut(&at) {
+                parked.shelf.window.merge(level, entry);
+                parked.shelf.unpin(commit);
+            }
+            self.wake(at.0);
+        }
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];
             let ack = lane.window.ack();

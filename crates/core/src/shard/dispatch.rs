@@ -198,7 +198,8 @@ impl Shard {
         for (&priority, turns) in &queue.turns {
             let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
             let window = |ix: &LaneIx| &self.lanes[ix.0].window;
-            let waiting = lanes.clone().filter(|(_, ix)| !window(ix).waiting().is_empty());
+            let has = |ix: LaneIx| !window(&ix).waiting().is_empty() && !self.parks_too_many(ix);
+            let waiting = lanes.clone().filter(|(_, ix)| has(**ix));
             if let Some(class) = turns.next(waiting.map(|((_, class), _)| *class)) {
                 return queue.lanes.get(&(priority, class)).copied();
             }
@@ -226,7 +227,7 @@ impl Shard {
         }
         let Some((_, queue)) = next else { return false };
         let Some(ix) = self.startable(queue) else { return false };
-        if self.expire_first(ix, effects) {
+        if self.park_first(ix) || self.expire_first(ix, effects) {
             return true;
         }
         let lane = &mut self.lanes[ix.0];

@@ -406,6 +406,9 @@ impl Shard {
         let retention_ms = self.settings_of(lane.queue).retention_ms;
         self.dirty_queues.insert(lane.queue);
         let tries = attempt.saturating_sub(1);
+        if let Place::Parked(level) = from {
+            self.batch.changes.push(Change::Unparked { queue: lane.queue, key: key.clone(), level });
+        }
         let end = Arc::new(EndRecord { key, outcome, at: self.now, last, result });
         let kept = (retention_ms > 0).then(|| end.clone());
         let canceling = self.canceling.remove(&task);
@@ -450,7 +453,7 @@ impl Shard {
             return State::Running { canceled: live.cancel };
         }
         match task.place {
-            Place::Lane(_) | Place::Aside => State::Queued,
+            Place::Lane(_) | Place::Parked(_) | Place::Aside => State::Queued,
             Place::Timer(_) => State::Scheduled,
             Place::Over => State::Ended,
         }
@@ -733,6 +736,7 @@ impl Shard {
                 }
             }
             Place::Timer(level) => self.unschedule(task.lane, level),
+            Place::Parked(level) => self.unshelve(task.lane.queue, &task.key, level),
             Place::Aside | Place::Over => {}
         }
         self.task_changed(task.id);

@@ -14,6 +14,7 @@ mod accept;
 mod commits;
 mod dispatch;
 mod ends;
+mod parking;
 mod reads;
 mod timing;
 
@@ -35,6 +36,7 @@ use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
 pub use dispatch::LoopState;
+use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
 
 /// Where a lane stands in the shard's table. Lanes are never removed.
@@ -67,6 +69,8 @@ pub(crate) enum Alarm {
     ReadLane(LaneIx),
     /// Try a failed read of the timers again.
     ReadTimers,
+    /// The same for parked rows.
+    ReadParked,
     /// Try a failed read of a task again.
     ReadTask(TaskId),
     /// Look whether a long runner holds A back.
@@ -136,6 +140,10 @@ pub struct Shard {
     dirty_timers: bool,
     /// Tasks that somebody wants stopped and that may be running on a worker that has not said so yet.
     canceling: BTreeSet<TaskId>,
+    /// Keys whose rows are parked, and those of them that may run again.
+    pub(crate) parked: BTreeMap<ParkedKey, Parked>,
+    returning: BTreeSet<ParkedKey>,
+    dirty_parked: BTreeSet<ParkedKey>,
     /// Attached tasks: whether somebody watches them, and until when somebody did.
     watched: BTreeMap<TaskId, (bool, Millis)>,
     /// When this owner began. Nobody can have watched through it before.
@@ -257,6 +265,9 @@ impl Shard {
             defaults: Settings::default(),
             dirty_timers: false,
             canceling: BTreeSet::new(),
+            parked: BTreeMap::new(),
+            returning: BTreeSet::new(),
+            dirty_parked: BTreeSet::new(),
             watched: BTreeMap::new(),
             began: None,
             payloads: Payloads::default(),
@@ -317,6 +328,19 @@ impl Shard {
         if !self.canary.is(Bug::AsideForgotten) {
             self.aside = metadata.aside.into_iter().map(|task| (task.id, task)).collect();
         }
+        if !self.canary.is(Bug::ParkedForgotten) {
+            for (queue, key, record) in metadata.parked {
+                self.restore_parked(queue, key, &record);
+            }
+        }
+        for ((queue, key), parked) in &self.parked {
+            for ix in self.queues[queue.0 as usize].lanes.values().filter(|_| parked.paused) {
+                let places = &mut self.lanes[ix.0].places;
+                if let Some(key) = places.keys().find(key) {
+                    places.set_paused(key, true);
+                }
+            }
+        }
         self.canceling = metadata.canceling.into_iter().collect();
         self.requests_by_age = metadata.requests.iter().map(|(key, record)| (record.until, *key)).collect();
         self.requests = metadata.requests.into_iter().collect();
@@ -343,6 +367,9 @@ impl Shard {
             Input::Configure { request, queue, settings, version } => {
                 self.on_configure(request, queue, settings, version, effects)
             }
+            Input::PauseKey { request, queue, key, paused } => {
+                self.on_pause_key(request, queue, key, paused, effects)
+            }
             Input::Watched { task, now } => {
                 self.watched.insert(task, (now, self.now));
             }
@@ -366,11 +393,13 @@ impl Shard {
             Input::Committed { commit } => self.on_committed(commit, effects),
             Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
             Input::TimersLoaded { load, rows, end } => self.on_timers_loaded(load, rows, end, effects),
+            Input::ParkedLoaded { load, rows, end } => self.on_parked_loaded(load, rows, end, effects),
             Input::TaskLoaded { load, task } => self.on_task_loaded(load, task, effects),
             Input::LoadFailed { load } => self.on_load_failed(load),
             Input::Tick => self.on_tick(effects),
         }
         self.handle_timers(effects);
+        self.bring_back(effects);
         self.dispatch(effects);
         self.ask_reads(effects);
         self.emit_wake(effects);
@@ -467,7 +496,8 @@ impl Shard {
             return KeyCounts { waiting: 0, running: 0, weight: Weight::ONE };
         };
         let aside = self.aside_runs.get(&(id, key.clone())).copied().unwrap_or(0);
-        let mut counts = KeyCounts { waiting: 0, running: aside, weight: Weight::ONE };
+        let parked = self.parked.get(&(id, key.clone())).map_or(0, |parked| parked.rows);
+        let mut counts = KeyCounts { waiting: parked, running: aside, weight: Weight::ONE };
         for state in self.queues[id.0 as usize].lanes.values().filter_map(|ix| self.key_state(*ix, key)) {
             counts.waiting += u64::from(state.waiting);
             counts.running += u64::from(state.rows.saturating_sub(state.waiting));
@@ -501,7 +531,8 @@ impl Shard {
     pub fn held(&self) -> Held {
         Held {
             rows: self.lanes.iter().map(|l| l.window.waiting().len() + l.window.held()).sum::<usize>(),
-            timers: self.timers.window.waiting().len() + self.timers.window.held(),
+            timers: self.timers.shelf.window.waiting().len() + self.timers.shelf.window.held(),
+            parked: self.parked.len(),
             keys: self.lanes.iter().map(|l| l.places.keys().len()).sum(),
             alarms: self.lanes.iter().map(|l| l.places.alarms()).sum(),
             runs: self.runs.len(),
@@ -618,7 +649,8 @@ impl Shard {
                     self.lanes[ix.0].read_retry = None;
                     self.hungry.insert(ix);
                 }
-                Alarm::ReadTimers => self.timers.read_retry = None,
+                Alarm::ReadTimers => self.timers.shelf.read_retry = None,
+                Alarm::ReadParked => self.on_read_parked(),
                 Alarm::ReadTask(task) => self.ask_task(task, effects),
                 Alarm::SetAside(ix) => self.on_aside_timer(ix),
                 Alarm::Forget(ix) => self.on_forget_timer(ix),
@@ -670,6 +702,8 @@ pub struct Held {
     pub rows: usize,
     /// Timers.
     pub timers: usize,
+    /// Keys whose rows are parked.
+    pub parked: usize,
     /// Keys.
     pub keys: usize,
     /// Alarms of keys.

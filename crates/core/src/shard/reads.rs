@@ -1,6 +1,7 @@
 //! Filling windows and looking up tasks. A read is emitted only when everything that happened before it
 //! was asked for is durable; what happens after that is reconciled when it returns.
 
+use super::parking::ParkedKey;
 use super::{Alarm, HeldEnd, LaneIx, Shard};
 use crate::backlog::Level;
 use crate::bounds;
@@ -10,10 +11,11 @@ use crate::messages::Effect;
 use crate::names::{LoadId, Millis, RequestId, TaskId};
 
 /// Whom a read is for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum LoadFor {
     Lane(LaneIx),
     Timers,
+    Parked(ParkedKey),
     Task(TaskId),
 }
 
@@ -70,13 +72,13 @@ impl Shard {
 
     /// Asks for timers, if more of them should be known.
     fn ask_timers(&mut self, effects: &mut Vec<Effect>) {
-        if self.timers.read_retry.is_some() {
+        if self.timers.shelf.read_retry.is_some() {
             return;
         }
-        let Some((above, limit)) = self.timers.window.wants_read(self.bounds.page_rows) else { return };
+        let Some((above, limit)) = self.timers.shelf.window.wants_read(self.bounds.page_rows) else { return };
         let load = LoadId(self.next_load);
         self.next_load += 1;
-        self.timers.window.read_asked(load);
+        self.timers.shelf.window.read_asked(load);
         self.loads.insert(load, LoadFor::Timers);
         self.after_commit(Effect::LoadTimers { load, above, limit }, effects);
     }
@@ -89,15 +91,21 @@ impl Shard {
         effects: &mut Vec<Effect>,
     ) {
         let Some(LoadFor::Timers) = self.loads.remove(&load) else { return };
-        if !self.timers.window.awaits(load) {
+        if !self.timers.shelf.window.awaits(load) {
             return; // given up because it took too long
         }
         let foreign = rows.iter().find(|row| row.at.seq() >= self.next_seq || !self.knows_lane(row));
         if let Some(row) = foreign {
             effects.push(Effect::Broken { what: foreign_task(row.task) });
-        } else if let Err(what) = self.timers.read_returned(rows, end, self.durable_seq) {
+        } else if let Err(what) = self.timers_returned(rows, end) {
             effects.push(Effect::Broken { what });
         }
+    }
+
+    fn timers_returned(&mut self, rows: Vec<TimerRow>, end: bool) -> Result<(), String> {
+        let rows = rows.into_iter().map(|row| (row.at, (row.task, row.what))).collect();
+        let returned = self.timers.shelf.read_returned(rows, end, self.durable_seq);
+        returned.map_err(|what| format!("timers: {what}"))
     }
 
     /// Whether a timer's task can be placed when it is due.
@@ -139,12 +147,13 @@ impl Shard {
                     self.arm(at, Alarm::ReadLane(ix));
                 }
             }
-            Some(LoadFor::Timers) if !self.timers.window.awaits(load) => {}
+            Some(LoadFor::Parked(at)) => self.on_parked_failed(load, at),
+            Some(LoadFor::Timers) if !self.timers.shelf.window.awaits(load) => {}
             Some(LoadFor::Timers) => {
-                self.timers.window.read_failed();
-                let at = retry_at(self.now, self.timers.read_failures);
-                self.timers.read_failures = self.timers.read_failures.saturating_add(1);
-                self.timers.read_retry = Some(at);
+                self.timers.shelf.window.read_failed();
+                let at = retry_at(self.now, self.timers.shelf.read_failures);
+                self.timers.shelf.read_failures = self.timers.shelf.read_failures.saturating_add(1);
+                self.timers.shelf.read_retry = Some(at);
                 self.arm(at, Alarm::ReadTimers);
             }
             Some(LoadFor::Task(task)) => {
@@ -220,11 +229,11 @@ impl Shard {
 }
 
 /// An owner that was fenced and does not know it yet may read what its successor wrote.
-fn foreign_task(task: TaskId) -> String {
+pub(super) fn foreign_task(task: TaskId) -> String {
     format!("the store holds task {task} at a place that this owner never gave: another owner has the shard")
 }
 
-fn retry_at(now: Millis, failures: u32) -> Millis {
+pub(super) fn retry_at(now: Millis, failures: u32) -> Millis {
     let wait = bounds::READ_RETRY_MS << failures.min(16);
     now.plus(wait.min(bounds::READ_RETRY_MAX_MS))
 }

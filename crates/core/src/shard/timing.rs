@@ -64,7 +64,7 @@ impl Shard {
     /// Chooses a timer's level, and has it join the others when it is durable.
     fn new_timer(&mut self, due: Millis, task: TaskId, what: &Timed, seq: u64) -> Level {
         let at = self.timers.level(due, what, seq);
-        self.timers.chosen(at, self.batch.id);
+        self.timers.shelf.chosen(at, self.batch.id);
         self.batch.timers.push((at, task, what.clone()));
         self.dirty_timers = true;
         at
@@ -72,7 +72,7 @@ impl Shard {
 
     /// A timer was handled, or is not needed any more, and its row is gone with what comes of it.
     pub(super) fn timer_over(&mut self, level: Level) {
-        self.timers.leave(level);
+        self.timers.shelf.leave(level);
         self.dirty_timers = true;
     }
 
@@ -87,7 +87,7 @@ impl Shard {
         self.queues[lane.queue.0 as usize].record.totals.scheduled += 1;
         self.dirty_queues.insert(lane.queue);
         row.level = self.timers.level(due, &Timed::Due(lane, row.clone()), seq);
-        self.timers.chosen(row.level, self.batch.id);
+        self.timers.shelf.chosen(row.level, self.batch.id);
         self.batch.timers.push((row.level, row.task, Timed::Due(lane, row.clone())));
         self.dirty_timers = true;
         row
@@ -121,6 +121,21 @@ impl Shard {
 
     /// Gives a task that comes from the timers, or is tried again, a place in its lane.
     pub(super) fn place_row(
+        &mut self,
+        lane: LaneId,
+        row: Row,
+        from: Place,
+        tried: Option<Try>,
+        placing: Placing,
+    ) {
+        if self.is_parked(lane.queue, &row.key) {
+            self.park(lane, row, from, tried);
+        } else {
+            self.place_row_now(lane, row, from, tried, placing);
+        }
+    }
+
+    pub(super) fn place_row_now(
         &mut self,
         lane_id: LaneId,
         mut row: Row,

@@ -31,11 +31,13 @@ fn kind(change: &Change) -> usize {
         Change::Stopped { .. } => 15,
         Change::Request { .. } => 16,
         Change::Store { .. } => 17,
+        Change::Unparked { .. } => 18,
+        Change::Parked { .. } => 19,
         Change::Seq { .. } => KINDS - 1,
     }
 }
 
-const KINDS: usize = 19;
+const KINDS: usize = 21;
 
 /// What a zombie might do to [`furniture`]: each of these would be seen if it happened.
 fn mischief() -> Vec<Change> {
@@ -59,6 +61,8 @@ fn mischief() -> Vec<Change> {
         Change::Timed(timer(6)),
         Change::Untimed { at: timer_at(7) },
         timers_acked(highest()),
+        Change::Unparked { queue: LANE.queue, key: key("acme"), level: level(0, 18) },
+        Change::Parked { queue: LANE.queue, key: key("acme"), record: None },
         put_settings(LANE.queue, 77),
         put_settings(lane(7, 0, 0).queue, 77),
         put_key(LANE, "acme", 77),

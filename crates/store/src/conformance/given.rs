@@ -7,8 +7,8 @@ use std::task::Poll;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, TimersRecord, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord, RequestIds,
+    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -123,16 +123,13 @@ pub(super) fn finished(task: &Task) -> Change {
 
 /// An end, which is remembered if there is something to remember.
 pub(super) fn ended(task: &Task, outcome: Outcome, end: Option<EndRecord>) -> Change {
+    stopped(task, outcome == Outcome::Canceled, outcome, end)
+}
+
+/// The same of a task that somebody wanted stopped, or that nobody did.
+pub(super) fn stopped(task: &Task, canceling: bool, outcome: Outcome, end: Option<EndRecord>) -> Change {
     let (end, tries) = (end.map(Into::into), task.attempt - 1);
-    Change::Finished {
-        task: task.id,
-        lane: task.lane,
-        from: task.place,
-        tries,
-        canceling: outcome == Outcome::Canceled,
-        outcome,
-        end,
-    }
+    Change::Finished { task: task.id, lane: task.lane, from: task.place, tries, canceling, outcome, end }
 }
 
 /// The end of a task as [`end_record`] has it, and the timer that will forget it.
@@ -180,7 +177,7 @@ pub(super) fn tried(task: &Task) -> Try {
 /// Turns a task into another one: its row goes from the place that it has in the one to that in the other.
 pub(super) fn moved(task: &Task, to: &Task) -> Change {
     let level = match to.place {
-        Place::Lane(level) | Place::Timer(level) => level,
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
         Place::Aside | Place::Over => Level::ZERO,
     };
     let tried = (to.attempt > task.attempt).then(|| tried(task));
@@ -220,7 +217,7 @@ pub(super) fn timer(n: u64) -> TimerRow {
 
 /// Saves the ack level of the timers.
 pub(super) fn timers_acked(ack: Level) -> Change {
-    Change::Timers { record: TimersRecord { ack, max: ack } }
+    Change::Timers { record: ShelfRecord { ack, max: ack } }
 }
 
 /// What a task may ask for, all of it.
@@ -267,7 +264,14 @@ pub(super) fn rows(tasks: &[Task]) -> Vec<Row> {
 /// A key's record that is told apart by one number.
 pub(super) fn key_record(n: u32) -> KeyRecord {
     let time = |bits: u32| VTime::from_bits(u128::from(n) << bits | 1);
-    KeyRecord { finish: time(70), due: time(60), rows: n, chained: n / 2, weight: weight(n) }
+    KeyRecord {
+        finish: time(70),
+        due: time(60),
+        rows: n,
+        chained: n / 2,
+        refund: time(n % 2 * 50),
+        weight: weight(n),
+    }
 }
 
 pub(super) fn put_key(lane: LaneId, text: &str, n: u32) -> Change {
@@ -309,21 +313,32 @@ pub(super) fn furniture() -> Vec<Change> {
         Change::Stopped { stopped: true },
         put_request(4, 4),
         Change::Store { id: StoreId(4) },
-        Change::Seq { next: 17 },
+        Change::Seq { next: 19 },
     ]);
     changes.extend(remembered(&retried(&task(6), at(16))));
     changes.extend([
         Change::Replayed { task: TaskId(6), again: TaskId(3) },
         Change::Timed(timer(7)),
         timers_acked(Level::ZERO),
+        accepted(&shelved()),
+        Change::Parked {
+            queue: LANE.queue,
+            key: key("acme"),
+            record: Some(ParkedRecord { paused: true, rows: 1, shelf: ShelfRecord::default() }),
+        },
     ]);
     changes
+}
+
+/// A task whose key may not run.
+fn shelved() -> Task {
+    Task { place: Place::Parked(level(0, 18)), key: key("acme"), ..task(18) }
 }
 
 /// The tasks of [`furniture`].
 pub(super) fn furnished() -> Vec<Task> {
     let last = over(&retried(&task(6), at(16)));
-    vec![task(1), task(2), task(3), aside(&task(4)), delayed(&task(5)), last]
+    vec![task(1), task(2), task(3), aside(&task(4)), delayed(&task(5)), last, shelved()]
 }
 
 /// A worker's record that is told apart by one number, and has so many runs.
@@ -444,6 +459,17 @@ impl<'s, S: Store> Owner<'s, S> {
         answer(self.store.read_timers(self.shard, above, limit).await)
     }
 
+    /// Parked rows of a key above a level.
+    pub(super) async fn parked_page(
+        &self,
+        queue: QueueId,
+        key: &Key,
+        above: Level,
+        limit: usize,
+    ) -> Page<ParkedRow> {
+        answer(self.store.read_parked(self.shard, queue, key.clone(), above, limit).await)
+    }
+
     /// All timers.
     pub(super) async fn timers(&self) -> Vec<TimerRow> {
         self.timers_by(1_000).await
@@ -542,6 +568,12 @@ pub(super) async fn contents_of<S: Store>(store: &S, shard: ShardId, lanes: &[La
     let mut scheduled: Vec<_> = scheduled.map(due_timer).collect();
     scheduled.sort_by_key(|timer| timer.at);
     assert_eq!(due, scheduled, "the timers, and what the tasks' records say of them");
+    for task in &tasks {
+        if let Place::Parked(level) = task.place {
+            let page = owner.parked_page(task.lane.queue, &task.key, level.before(), 1).await;
+            assert_eq!(page.rows, [ParkedRow { lane: task.lane, row: task.row_at(level) }]);
+        }
+    }
     let apart: Vec<_> = tasks.iter().filter(|task| task.place == Place::Aside).cloned().collect();
     assert_eq!(owner.metadata.aside, apart, "the table of long runners, and what the tasks' records say");
     let mut histories = Vec::new();
@@ -573,6 +605,7 @@ fn sorted(mut metadata: Metadata) -> Metadata {
     metadata.members.sort_by(|(a, _), (b, _)| a.cmp(b));
     metadata.requests.sort_by_key(|(key, _)| *key);
     metadata.canceling.sort();
+    metadata.parked.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     metadata.settings.sort_by_key(|(queue, _)| *queue);
     metadata
 }

@@ -219,6 +219,7 @@ fn renumbered(place: Place, seq: u64) -> Place {
     match place {
         Place::Lane(_) => Place::Lane(at(seq)),
         Place::Timer(_) => Place::Timer(timer_at(seq)),
+        Place::Parked(_) => Place::Parked(level(0, seq)),
         Place::Aside | Place::Over => place,
     }
 }
@@ -267,12 +268,7 @@ pub async fn a_cancel_is_remembered_until_its_task_has_ended<H: Harness>(h: &H) 
     let store = h.reopen(store).await;
     let owner = Owner::new(&store).await;
     assert_eq!(owner.metadata.canceling, [1, 2, 3].map(TaskId));
-    let succeeded = |task: &Task, end| match ended(task, Outcome::Succeeded, end) {
-        Change::Finished { task, lane, from, tries, outcome, end, .. } => {
-            Change::Finished { task, lane, from, tries, canceling: true, outcome, end }
-        }
-        other => other,
-    };
+    let succeeded = |task: &Task, end| stopped(task, true, Outcome::Succeeded, end);
     owner.commit(vec![ended(&tasks[0], Outcome::Canceled, None)]).await;
     assert_eq!(Owner::new(&store).await.metadata.canceling, [2, 3].map(TaskId));
     let owner = Owner::new(&store).await;

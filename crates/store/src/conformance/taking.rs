@@ -2,7 +2,7 @@
 //! owner's safety stands on these two.
 
 use evenhand_core::backlog::{Level, VTime, Weight};
-use evenhand_core::change::{LaneRecord, QueueRecord, TimersRecord, Totals};
+use evenhand_core::change::{LaneRecord, QueueRecord, ShelfRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, StoreId, TaskId};
 use evenhand_core::{Change, Metadata};
@@ -126,8 +126,9 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         members: vec![(seat_name("gpu-7"), member_record(3)), (seat_name("gpu-8"), member_record(0))],
         stopped: true,
         requests: vec![(RequestKey(0), request_record(1)), (RequestKey(u128::MAX), request_record(2))],
-        timers: TimersRecord { ack: timer_at(9), max: timer_at(9) },
+        timers: ShelfRecord { ack: timer_at(9), max: timer_at(9) },
         canceling: vec![TaskId(207), TaskId(208)],
+        parked: Vec::new(),
         settings: vec![(mail, settings_record(1)), (render, settings_record(2))],
         store: Some(StoreId(u64::MAX)),
     };
@@ -163,8 +164,9 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         members: vec![(seat_name("gpu-7"), member_record(1))],
         stopped: false,
         requests: vec![(RequestKey(0), request_record(1))],
-        timers: TimersRecord { ack: timer_at(10), max: timer_at(10) },
+        timers: ShelfRecord { ack: timer_at(10), max: timer_at(10) },
         canceling: vec![TaskId(208)],
+        parked: Vec::new(),
         settings: vec![(mail, settings_record(1)), (render, settings_record(6))],
         store: Some(StoreId(u64::MAX)),
     };

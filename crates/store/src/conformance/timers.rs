@@ -44,7 +44,7 @@ pub async fn timers_come_in_the_order_of_levels_whatever_order_they_were_set_in<
             for (n, timer) in ordered.iter().enumerate() {
                 let above = owner.timer_page(timer.at, 1).await;
                 assert_eq!(above.rows, ordered.get(n + 1).cloned().into_iter().collect::<Vec<_>>());
-                assert_eq!(owner.timer_page(timer.at.before(), 1).await.rows, [timer.clone()]);
+                assert_eq!(owner.timer_page(timer.at.before(), 1).await.rows, std::slice::from_ref(timer));
             }
         }
     }

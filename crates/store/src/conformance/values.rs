@@ -4,7 +4,7 @@
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{ContentType, Key, Millis, QueueId, RequestKey, TaskId};
@@ -236,7 +236,7 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         let opposite = times[times.len() - 1 - n as usize];
         let rows = [0, 1, i32::MAX as u32, 1 << 31, u32::MAX][n as usize % 5];
         let weight = if n % 2 == 0 { Weight::MIN } else { Weight::MAX };
-        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, weight };
+        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, refund: time, weight };
         changes.push(Change::Key { lane: LANE, key: key(&n.to_string()), record: Some(record) });
         keys.push((LANE, key(&n.to_string()), record));
 
@@ -301,7 +301,7 @@ pub async fn timers_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     let owner = Owner::new(&store).await;
     owner.commit(timers.iter().cloned().map(Change::Timed).collect()).await;
     owner.commit(accept_all(&[smallest.clone(), largest.clone()])).await;
-    let record = TimersRecord { ack: Level::ZERO, max: highest() };
+    let record = ShelfRecord { ack: Level::ZERO, max: highest() };
     owner.commit(vec![Change::Timers { record }]).await;
     let store = h.reopen(store).await;
     let contents = contents(&store).await;

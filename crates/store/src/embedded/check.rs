@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use evenhand_core::change::{Place, QueueRecord, Timed};
-use evenhand_core::names::{Epoch, QueueId, ShardId, TaskId};
+use evenhand_core::names::{Epoch, Key, QueueId, ShardId, TaskId};
 use evenhand_core::{Bounds, Shard};
 
 use super::bytes::checksum;
@@ -297,6 +297,8 @@ struct Story {
     /// Tasks that wait for a time, by queue.
     scheduled: BTreeMap<QueueId, u64>,
     /// Tasks that have ended: as they say, as their ends say, and as the timers say that will forget them.
+    /// Parked tasks, by queue and key.
+    parked: BTreeMap<(QueueId, Key), u64>,
     over: Sum,
     ends: Sum,
     to_forget: Sum,
@@ -347,6 +349,15 @@ fn check_shard(
             let name = &record.name;
             wrong(format!("queue {name} counts {counted} tasks that wait for a time, and {found} do"));
         }
+    }
+    for (queue, key, record) in &metadata.parked {
+        let found = story.parked.remove(&(*queue, key.clone())).unwrap_or_default();
+        if record.rows != found {
+            wrong(format!("key {key} counts {} parked tasks, and has {found}", record.rows));
+        }
+    }
+    if let Some(((_, key), found)) = story.parked.first_key_value() {
+        wrong(format!("{found} tasks of key {key} are parked, which has no record"));
     }
     if let Some((queue, found)) = story.scheduled.first_key_value() {
         wrong(format!("{found} tasks wait for a time in queue {queue}, which does not exist"));
@@ -410,6 +421,16 @@ fn read_tasks(
             let (lane, level) = match task.place {
                 Place::Lane(level) => (task.lane, level),
                 Place::Timer(level) => (TIMERS, level),
+                Place::Parked(level) => {
+                    let row =
+                        loaded.find(&layout::parked_row_key(shard, task.lane.queue, &task.key, level))?;
+                    if row.is_none() {
+                        let id = task.id;
+                        checked.problems.push(format!("shard {shard}: task {id} is parked, and has no row"));
+                    }
+                    *story.parked.entry((task.lane.queue, task.key.clone())).or_default() += 1;
+                    continue;
+                }
                 Place::Aside => continue,
                 Place::Over => {
                     checked.ended += 1;

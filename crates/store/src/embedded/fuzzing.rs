@@ -90,3 +90,42 @@ pub fn segment(bytes: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// What is on disk in every format, with some bytes changed: as the fuzzer would begin.
+    #[test]
+    fn bytes_that_were_changed_break_nothing() {
+        let formats = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats");
+        let mut chance = 1_u64;
+        let mut below = |n: usize| {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (chance >> 33) as usize % n
+        };
+        for format in 1..=super::super::FORMAT {
+            let log = formats.join(format.to_string()).join("log");
+            for file in std::fs::read_dir(log).expect("a log").map(|file| file.expect("a file").path()) {
+                let bytes = std::fs::read(&file).expect("a file that can be read");
+                let head = Batch::new().bytes.len();
+                // Wherever a frame may begin.
+                for at in (0..bytes.len().saturating_sub(head)).step_by(8) {
+                    let frame = &bytes[at + head..bytes.len().min(at + head + 1_000)];
+                    batch(frame);
+                    for _ in 0..20 {
+                        let mut changed = frame.to_vec();
+                        for _ in 0..=below(4) {
+                            let at = below(changed.len());
+                            changed[at] = [0, 1, 0x7f, 0x80, 0xff, below(256) as u8][below(6)];
+                        }
+                        batch(&changed);
+                        table(&changed);
+                    }
+                }
+            }
+        }
+    }
+}

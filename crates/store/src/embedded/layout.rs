@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use evenhand_core::backlog::Level;
 use evenhand_core::bounds::TRIES_KEPT;
-use evenhand_core::change::{LaneRecord, Place, TimersRecord};
+use evenhand_core::change::{LaneRecord, Place, ShelfRecord};
 use evenhand_core::names::{
     Class, Key, LaneId, Priority, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId,
 };
@@ -61,6 +61,10 @@ const ENDED: u64 = 1 << 63;
 pub(super) const TRY: u8 = b'T';
 /// Which task runs an ended one again, by the one that ended.
 pub(super) const REPLAYED: u8 = b'P';
+/// A parked row, by queue, key and level.
+pub(super) const PARKED_ROW: u8 = b'R';
+/// A key whose rows are parked, by queue and key.
+pub(super) const PARKED: u8 = b'p';
 /// The shard's epoch.
 pub(super) const EPOCH: u8 = b'e';
 /// The shard's counter of seqs.
@@ -269,6 +273,18 @@ pub(super) fn try_key(shard: ShardId, task: TaskId, attempt: u16) -> RecordKey {
     record_key(shard, TRY, &[&task.0.to_be_bytes(), &attempt.to_be_bytes()])
 }
 
+/// The key's length goes before it, or those of one key would stand among those of another.
+pub(super) fn parked_row_key(shard: ShardId, queue: QueueId, key: &Key, level: Level) -> RecordKey {
+    let text = key.as_str().as_bytes();
+    let length = (text.len() as u16).to_be_bytes();
+    record_key(shard, PARKED_ROW, &[&queue.0.to_be_bytes(), &length, text, &level.to_bytes()])
+}
+
+/// The level that such a key ends with.
+pub(super) fn level_of_parked(record: &[u8]) -> Option<Level> {
+    Some(Level::from_bytes(record.get(record.len().checked_sub(16)?..)?.try_into().ok()?))
+}
+
 pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
     record_key(shard, EPOCH, &[])
 }
@@ -344,6 +360,8 @@ fn about_bytes(change: &Change) -> usize {
         | Change::Timed(_)
         | Change::Untimed { .. }
         | Change::Timers { .. }
+        | Change::Unparked { .. }
+        | Change::Parked { .. }
         | Change::Settings { .. }
         | Change::Key { .. }
         | Change::Lane { .. }
@@ -404,6 +422,11 @@ impl Writing {
                 values::put_due(&mut self.value, lane, &row(level));
                 self.put_row(TIMERS, level);
             }
+            Place::Parked(level) => {
+                let row = row(level);
+                values::put_due(&mut self.value, lane, &row);
+                self.put_record(&parked_row_key(self.shard, lane.queue, &row.key, level));
+            }
             Place::Aside => self.put_record(&aside_key(self.shard, task)),
             Place::Over => {}
         }
@@ -415,7 +438,8 @@ impl Writing {
             Place::Lane(level) => self.delete_row(lane, level),
             Place::Timer(level) => self.delete_row(TIMERS, level),
             Place::Aside => self.delete_record(&aside_key(self.shard, task)),
-            Place::Over => {}
+            // A parked row goes with its key, which whoever calls this knows.
+            Place::Parked(_) | Place::Over => {}
         }
     }
 
@@ -433,7 +457,7 @@ impl Writing {
             Change::Accepted(task) => {
                 self.batch.accepts = true;
                 match task.place {
-                    Place::Lane(_) | Place::Timer(_) => {
+                    Place::Lane(_) | Place::Timer(_) | Place::Parked(_) => {
                         self.enter(task.id, task.lane, task.place, |level| task.row_at(level));
                     }
                     Place::Aside | Place::Over => {}
@@ -443,6 +467,9 @@ impl Writing {
             }
             Change::Moved { lane, from, to, row, tried } => {
                 self.leave(row.task, *lane, *from);
+                if let Place::Parked(level) = from {
+                    self.delete_record(&parked_row_key(shard, lane.queue, &row.key, *level));
+                }
                 self.enter(row.task, *lane, *to, |level| Row { level, ..row.clone() });
                 values::put_moved(&mut self.value, *to, row);
                 self.put_record(&moved_key(shard, row.task));
@@ -494,6 +521,19 @@ impl Writing {
                 let record = LaneRecord { ack: record.ack, max: record.max, ..LaneRecord::default() };
                 values::put_lane(value, &record);
                 self.put_record(&lane_key(shard, TIMERS));
+            }
+            Change::Unparked { queue, key, level } => {
+                self.delete_record(&parked_row_key(shard, *queue, key, *level));
+            }
+            Change::Parked { queue, key, record } => {
+                let at = record_key(shard, PARKED, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        values::put_parked(value, record);
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
             }
             Change::Settings { queue, record } => {
                 values::put_settings(value, record);
@@ -570,7 +610,7 @@ impl Writing {
 /// of a task that never moved is its id.
 fn has_moved(task: TaskId, from: Place) -> bool {
     match from {
-        Place::Lane(level) | Place::Timer(level) => level.seq() != task.0,
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level.seq() != task.0,
         Place::Aside | Place::Over => true,
     }
 }
@@ -633,7 +673,11 @@ pub(super) fn tell(
 ) -> Option<()> {
     let name = &mut Get::from(record, 5);
     match record.get(4)? {
-        &EPOCH | &MOVED | &TRY | &REPLAYED => {}
+        &EPOCH | &MOVED | &TRY | &REPLAYED | &PARKED_ROW => {}
+        &PARKED => {
+            let queue = queue(name)?;
+            metadata.parked.push((queue, Key::new(text(record, name)?).ok()?, values::parked(value)?));
+        }
         &SEQ => metadata.next_seq = values::number(value)?,
         &QUEUE => metadata.queues.push((queue(name)?, values::queue(value)?)),
         &SETTINGS => metadata.settings.push((queue(name)?, values::settings(value)?)),
@@ -644,7 +688,7 @@ pub(super) fn tell(
         &LANE => {
             let (lane, record) = (lane(name)?, values::lane(value)?);
             if lane == TIMERS {
-                metadata.timers = TimersRecord { ack: record.ack, max: record.max };
+                metadata.timers = ShelfRecord { ack: record.ack, max: record.max };
             } else {
                 metadata.lanes.push((lane, record));
             }
@@ -665,4 +709,113 @@ pub(super) fn tell(
         _ => return None,
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use evenhand_core::Task;
+    use evenhand_core::backlog::{Charge, Cost, Weight};
+    use evenhand_core::change::{EndRecord, Timed, TimerRow, Try};
+    use evenhand_core::life::{End, Outcome};
+    use evenhand_core::names::{ContentType, Millis};
+
+    use super::*;
+
+    const SHARD: ShardId = ShardId(1);
+    const OWN: LaneId = LaneId { queue: QueueId(1), priority: Priority(5), class: Class(0) };
+
+    fn level(seq: u64) -> Level {
+        Level::new(Default::default(), seq)
+    }
+
+    fn task(place: Place) -> Task {
+        Task {
+            id: TaskId(1),
+            lane: OWN,
+            place,
+            key: Key::shared(),
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+            attempt: 1,
+            max_attempts: 3,
+            lost: 0,
+            terms: None,
+            replay_of: None,
+            accepted: Millis(0),
+            max_duration_ms: 0,
+            content_type: ContentType::default(),
+            payload: [].into(),
+        }
+    }
+
+    fn finished(from: Place, tries: u16, canceling: bool, remember: bool) -> Change {
+        let (key, outcome, at) = (Key::shared(), Outcome::Succeeded, Millis(0));
+        let end = remember.then(|| Arc::new(EndRecord { key, outcome, at, last: None, result: [].into() }));
+        Change::Finished { task: TaskId(1), lane: OWN, from, tries, canceling, outcome, end }
+    }
+
+    fn moved(from: Place, to: Place, tried: bool) -> Change {
+        let end = End::Failed;
+        let (started, ended, error) = (Millis(0), Millis(0), "".into());
+        let tried = tried.then_some(Try { attempt: 1, seat: None, started, ended, end, error });
+        Change::Moved { lane: OWN, from, to, row: task(to).row_at(level(9)), tried }
+    }
+
+    fn acked(ack: Level) -> Change {
+        Change::Lane { lane: OWN, record: LaneRecord { ack, ..LaneRecord::default() } }
+    }
+
+    /// Puts and deletes of changes: a letter for each, capital if it puts; `r`ow, `t`ask, `e`nd, or `x` for a
+    /// record, whose own letter follows.
+    fn ops(changes: &[Change]) -> String {
+        let batch = Batch::of(SHARD, changes);
+        let get = &mut Get::from(&batch.bytes, FRAME_HEADER);
+        let mut text = String::new();
+        while !get.is_done() {
+            let op = next_op(get).unwrap();
+            let letter = match op.kind {
+                Kind::Rows => 'r',
+                Kind::Tasks if is_end(op.key) => 'e',
+                Kind::Tasks => 't',
+                Kind::Records => 'x',
+            };
+            text.push(if op.value.is_some() { letter.to_ascii_uppercase() } else { letter });
+            if op.kind == Kind::Records {
+                text.push(op.key[4].into());
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn an_ordinary_task_costs_no_more_than_it_must() {
+        let own = Place::Lane(level(1));
+        assert_eq!(ops(&[Change::Accepted(task(own))]), "RT");
+        assert_eq!(ops(&[finished(own, 0, false, false)]), "tr");
+        assert_eq!(ops(&[finished(own, 0, false, false), acked(level(1))]), "tXl");
+        assert_eq!(ops(&[finished(own, 0, false, true)]), "Er");
+        assert_eq!(ops(&[finished(own, 0, false, true), acked(level(1))]), "EXl");
+        let forget = TimerRow { at: level(2), task: TaskId(1), what: Timed::Forget { tries: 0 } };
+        assert_eq!(ops(&[Change::Timed(forget)]), "R");
+        assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 0 }]), "texmxP");
+    }
+
+    #[test]
+    fn other_tasks_pay_for_what_they_wrote() {
+        let (own, timer, later) = (Place::Lane(level(1)), Place::Timer(level(1)), Place::Lane(level(9)));
+        assert_eq!(ops(&[Change::Accepted(task(timer))]), "RT");
+        assert_eq!(ops(&[finished(timer, 0, false, false)]), "tr");
+        let record = ShelfRecord { ack: level(1), max: level(1) };
+        assert_eq!(ops(&[finished(timer, 0, false, false), Change::Timers { record }]), "tXl");
+        assert_eq!(ops(&[moved(timer, later, false)]), "rRXm");
+        assert_eq!(ops(&[moved(timer, later, false), Change::Timers { record }]), "RXmXl");
+        assert_eq!(ops(&[moved(own, Place::Timer(level(9)), true)]), "rRXmXT");
+        assert_eq!(ops(&[moved(own, Place::Aside, false)]), "rXaXm");
+        assert_eq!(ops(&[finished(later, 0, false, false)]), "txmr");
+        assert_eq!(ops(&[finished(later, 2, true, false)]), "txmxTxTrxc");
+        assert_eq!(ops(&[finished(Place::Aside, 0, false, false)]), "txmxa");
+        assert_eq!(ops(&[finished(later, 2, true, true)]), "Erxc");
+        assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 1_000 }]).matches("xT").count(), 20);
+    }
 }

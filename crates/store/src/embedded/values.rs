@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord, RequestIds,
+    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -230,12 +230,15 @@ const HAS_CONTENT_TYPE: u8 = 4;
 /// Its level is one of the timers.
 const IN_TIMERS: u8 = 8;
 const HAS_REPLAY: u8 = 16;
+/// Its level is one of its key's shelf.
+const IS_PARKED: u8 = 32;
 
 pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
     put_lane_id(value, task.lane);
     let (placed, level) = match task.place {
         Place::Lane(level) => (HAS_LEVEL, level),
         Place::Timer(level) => (HAS_LEVEL | IN_TIMERS, level),
+        Place::Parked(level) => (HAS_LEVEL | IS_PARKED, level),
         Place::Aside | Place::Over => (0, Level::ZERO),
     };
     let timed = if task.max_duration_ms > 0 { HAS_DURATION } else { 0 };
@@ -266,17 +269,18 @@ pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
     let get = &mut Get::new(value);
     let lane = lane_id(get)?;
     let has = get.u8()?;
-    if has & !(HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE | IN_TIMERS | HAS_REPLAY) != 0 {
+    if has & !(HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE | IN_TIMERS | HAS_REPLAY | IS_PARKED) != 0 {
         return None;
     }
-    let (place, level) = match (has & HAS_LEVEL != 0, has & IN_TIMERS != 0) {
-        (true, in_timers) => {
-            let level = level(get)?;
-            (if in_timers { Place::Timer(level) } else { Place::Lane(level) }, level)
-        }
-        (false, false) => (Place::Aside, Level::ZERO),
-        (false, true) => return None,
+    let at = if has & HAS_LEVEL != 0 { Some(level(get)?) } else { None };
+    let place = match (at, has & IN_TIMERS != 0, has & IS_PARKED != 0) {
+        (Some(level), false, false) => Place::Lane(level),
+        (Some(level), true, false) => Place::Timer(level),
+        (Some(level), false, true) => Place::Parked(level),
+        (None, false, false) => Place::Aside,
+        (Some(_), true, true) | (None, true, _) | (None, false, true) => return None,
     };
+    let level = at.unwrap_or(Level::ZERO);
     let (key, charge) = (key(get)?, charge(get, level, id)?);
     let Tries { attempt, max_attempts, lost, terms } = tries(get)?;
     Some(Task {
@@ -297,7 +301,8 @@ pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
     })
 }
 
-/// Stand above the attempt of a task that has moved: not to a level of its lane, but there.
+/// Stand above the attempt of a task that has moved: not to a level of its lane, but there; both, to its key's
+/// shelf.
 const TO_TIMERS: u32 = 1 << 16;
 const TO_ASIDE: u32 = 1 << 17;
 /// Runs of it were lost.
@@ -307,6 +312,7 @@ pub(super) fn put_moved(value: &mut Vec<u8>, to: Place, row: &Row) {
     let (flags, level) = match to {
         Place::Lane(level) => (0, level),
         Place::Timer(level) => (TO_TIMERS, level),
+        Place::Parked(level) => (TO_TIMERS | TO_ASIDE, level),
         Place::Aside | Place::Over => (TO_ASIDE, Level::ZERO),
     };
     let lost = if row.lost > 0 { MOVED_LOST } else { 0 };
@@ -326,7 +332,7 @@ pub(super) fn moved(task: TaskId, value: &[u8]) -> Option<Moved> {
         (false, false) => Place::Lane(level),
         (true, false) => Place::Timer(level),
         (false, true) => Place::Aside,
-        (true, true) => return None,
+        (true, true) => Place::Parked(level),
     };
     let charge = charge(get, level, task)?;
     let lost = if attempt & MOVED_LOST != 0 { get.u8()? } else { 0 };
@@ -490,6 +496,30 @@ pub(super) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
     value.put_u32(record.rows);
     value.put_u32(record.chained);
     value.put_u32(record.weight.thousandths());
+    if record.refund > VTime::ZERO {
+        value.put_u128(record.refund.to_bits());
+    }
+}
+
+pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {
+    value.put_u8(record.paused.into());
+    value.put_short(record.rows);
+    value.put(&record.shelf.ack.to_bytes());
+    value.put(&record.shelf.max.to_bytes());
+}
+
+pub(super) fn parked(value: &[u8]) -> Option<ParkedRecord> {
+    let get = &mut Get::new(value);
+    let (paused, rows) = (get.u8()? != 0, get.short()?);
+    Some(ParkedRecord { paused, rows, shelf: ShelfRecord { ack: level(get)?, max: level(get)? } })
+}
+
+/// A parked row, whose level is in its key.
+pub(super) fn parked_row(at: Level, value: &[u8]) -> Option<ParkedRow> {
+    match timer(at, value)?.what {
+        Timed::Due(lane, row) => Some(ParkedRow { lane, row }),
+        Timed::Expire | Timed::Detach | Timed::Forget { .. } => None,
+    }
 }
 
 pub(super) fn key_record(value: &[u8]) -> Option<KeyRecord> {
@@ -500,6 +530,7 @@ pub(super) fn key_record(value: &[u8]) -> Option<KeyRecord> {
         rows: get.u32()?,
         chained: get.u32()?,
         weight: Weight::from_thousandths(get.u32()?)?,
+        refund: if get.is_done() { VTime::ZERO } else { vtime(get)? },
     })
 }
 

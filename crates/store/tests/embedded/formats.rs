@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -78,7 +78,14 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
         (0..5)
             .map(|n| {
                 let time = VTime::from_bits(u128::from(n) << 60);
-                let record = KeyRecord { finish: time, due: time, rows: 9, chained: 7, weight: Weight::ONE };
+                let record = KeyRecord {
+                    finish: time,
+                    due: time,
+                    rows: 9,
+                    chained: 7,
+                    refund: VTime::ZERO,
+                    weight: Weight::ONE,
+                };
                 Change::Key { lane: LANE, key: key(n), record: Some(record) }
             })
             .collect(),
@@ -173,7 +180,7 @@ fn lives() -> Vec<Vec<Change>> {
     };
     let moved = |id: u64, from, to: Place, attempt: u16| {
         let level = match to {
-            Place::Lane(level) | Place::Timer(level) => level,
+            Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
             Place::Aside | Place::Over => Level::ZERO,
         };
         let row = Row {
@@ -227,7 +234,7 @@ fn lives() -> Vec<Vec<Change>> {
             Change::Settings { queue: QueueId(0), record: SettingsRecord { version: 9, settings } },
             Change::Request { key: RequestKey(5), record: Some(RequestRecord { until: Millis(77), ids }) },
             Change::Queue { queue: QueueId(0), record },
-            Change::Timers { record: TimersRecord { ack: timer(0), max: timer(1_108) } },
+            Change::Timers { record: ShelfRecord { ack: timer(0), max: timer(1_108) } },
             Change::Seq { next: 1_109 },
         ],
     ]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Timed, TimerRow, TimersRecord, Totals, Try,
+    SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -129,7 +129,7 @@ impl Owned {
             26 => {
                 let (finish, due) = (time(dice), time(dice));
                 let (rows, weight) = (dice.below(9) as u32, Weight::MAX);
-                let record = KeyRecord { finish, due, rows, chained: 0, weight };
+                let record = KeyRecord { finish, due, rows, chained: 0, refund: VTime::ZERO, weight };
                 Change::Key { lane, key: key(dice.below(9)), record: (!dice.one_in(3)).then_some(record) }
             }
             _ if dice.one_in(2) => {
@@ -307,7 +307,7 @@ impl Owned {
     fn ack_timers(&mut self, dice: &mut Dice) -> Change {
         let due = self.tasks.values().filter_map(|task| match task.place {
             Place::Timer(level) => Some(level),
-            Place::Lane(_) | Place::Aside | Place::Over => None,
+            Place::Lane(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
         });
         let first = due.chain(self.ended.values().map(|(_, at)| *at)).min();
         let ack = first.map_or(self.timers_ack, Level::before);
@@ -316,7 +316,7 @@ impl Owned {
             self.timers_ack = ack;
             self.timers.retain(|at| *at > ack);
         }
-        Change::Timers { record: TimersRecord { ack: self.timers_ack, max: ack } }
+        Change::Timers { record: ShelfRecord { ack: self.timers_ack, max: ack } }
     }
 
     /// Raises a lane's ack level, as far as its rows allow.

@@ -10,8 +10,8 @@
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, SettingsRecord, Timed,
-    TimerRow, TimersRecord, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, SettingsRecord,
+    ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{
@@ -98,7 +98,7 @@ fn at(task: &Task, place: Place) -> Task {
 
 fn moved(task: &Task, to: &Task) -> Change {
     let level = match to.place {
-        Place::Lane(level) | Place::Timer(level) => level,
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
         Place::Aside | Place::Over => Level::ZERO,
     };
     let tried = (to.attempt > task.attempt).then(|| tried(task));
@@ -200,7 +200,7 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
     }
     if n.is_multiple_of(4) {
         let ack = timer(n, Level::LAST_SEQ);
-        changes.push(Change::Timers { record: TimersRecord { ack, max: timer(n + 30, seq(n, FORGET[1])) } });
+        changes.push(Change::Timers { record: ShelfRecord { ack, max: timer(n + 30, seq(n, FORGET[1])) } });
     }
     let mut ack = Level::ZERO;
     if n > 120 {
@@ -218,7 +218,14 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
     let vtime = VTime::from_bits(u128::from(n) << 60);
     let record = LaneRecord { ack, max: level(seq(n, SEQS - 1)), vtime, turn: VTime::ZERO };
     changes.push(Change::Lane { lane: LANE, record });
-    let record = KeyRecord { finish: vtime, due: vtime, rows: n as u32, chained: 1, weight: Weight::ONE };
+    let record = KeyRecord {
+        finish: vtime,
+        due: vtime,
+        rows: n as u32,
+        chained: 1,
+        refund: VTime::ZERO,
+        weight: Weight::ONE,
+    };
     changes.push(Change::Key { lane: LANE, key: key(n), record: Some(record) });
     if n.is_multiple_of(5) {
         changes.push(Change::Key { lane: LANE, key: key(n + 3), record: None });

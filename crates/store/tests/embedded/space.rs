@@ -2,7 +2,7 @@
 
 use evenhand_core::Change;
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{EndRecord, LaneRecord, Place, Timed, TimerRow, TimersRecord};
+use evenhand_core::change::{EndRecord, LaneRecord, Place, ShelfRecord, Timed, TimerRow};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{Class, ContentType, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
 use evenhand_store::embedded;
@@ -117,7 +117,7 @@ async fn pass_through_and_remember(store: &Embedded, first: u64, tasks: u64) {
         }
         for id in ids.iter().filter_map(|id| id.checked_sub(tasks)).filter(|id| *id >= first) {
             changes.push(Change::Forgotten { task: TaskId(id), tries: 0 });
-            changes.push(Change::Timers { record: TimersRecord { ack: timer(id), max: timer(id) } });
+            changes.push(Change::Timers { record: ShelfRecord { ack: timer(id), max: timer(id) } });
         }
         store.commit(SHARD, epoch, changes).await.unwrap();
     }

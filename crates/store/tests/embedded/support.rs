@@ -71,8 +71,8 @@ pub(crate) struct Contents {
     pub(crate) rows: Vec<(LaneId, Row)>,
     pub(crate) timers: Vec<TimerRow>,
     pub(crate) tasks: Vec<Task>,
-    /// Of every task.
-    pub(crate) histories: Vec<History>,
+    /// Of every task that has one.
+    pub(crate) histories: Vec<(TaskId, History)>,
 }
 
 /// Takes a shard and reads all of it by pages, rows in the given lanes.
@@ -129,8 +129,8 @@ pub(crate) async fn read_all<S: Store>(
         }
     }
     let mut histories = Vec::new();
-    for task in &tasks {
-        histories.push(store.read_history(shard, task.id).await?);
+    for task in tasks.iter().filter(|task| task.attempt > 1 || task.place == Place::Over) {
+        histories.push((task.id, store.read_history(shard, task.id).await?));
     }
     Ok((taken.epoch, Contents { metadata, rows, timers, tasks, histories }))
 }
@@ -148,19 +148,15 @@ impl Contents {
             Place::Timer(at) => {
                 Some(TimerRow { at, task: task.id, what: Timed::Due(task.lane, task.row_at(at)) })
             }
-            Place::Lane(_) | Place::Aside | Place::Over => None,
+            Place::Lane(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
         });
         let mut scheduled: Vec<_> = scheduled.collect();
         scheduled.sort_by_key(|timer| timer.at);
         assert_eq!(due.collect::<Vec<_>>(), scheduled, "the timers, and what the tasks' records say of them");
-        for (task, history) in self.tasks.iter().zip(&self.histories) {
-            assert_eq!(
-                history.end.is_some(),
-                task.place == Place::Over,
-                "whether task {} has ended",
-                task.id
-            );
-        }
+        let over: Vec<_> =
+            self.tasks.iter().filter(|task| task.place == Place::Over).map(|task| task.id).collect();
+        let ended = self.histories.iter().filter(|(_, history)| history.end.is_some()).map(|(id, _)| *id);
+        assert_eq!(ended.collect::<Vec<_>>(), over, "the ends, and what the tasks' records say of them");
         let apart: Vec<_> = self.tasks.iter().filter(|task| task.place == Place::Aside).cloned().collect();
         assert_eq!(self.metadata.aside, apart, "the long runners, and what the tasks' records say of them");
     }
