@@ -89,10 +89,11 @@ impl What {
     }
 }
 
-/// What became of one task, for programs: what REST answers, and which it was.
+/// What became of a task, for programs: what REST answers, and of several which it was.
 #[derive(Serialize)]
 struct One<'a, T> {
-    task: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<&'a str>,
     #[serde(flatten)]
     answer: T,
 }
@@ -140,7 +141,7 @@ async fn each(what: What, client: &Client, chosen: &Chosen) -> Done {
             What::Replay => client.replay(id).await.map(Answer::Replayed),
         };
         match done {
-            Ok(answer) if chosen.look.json => answer.json(id)?,
+            Ok(answer) if chosen.look.json => answer.json((chosen.ids.len() > 1).then_some(id.as_str()))?,
             Ok(answer) => print(answer.text(id) + "\n")?,
             Err(refusal) => {
                 let failure = Failure::from(refusal);
@@ -172,7 +173,7 @@ impl Answer {
         }
     }
 
-    fn json(self, task: &str) -> Result<(), Failure> {
+    fn json(self, task: Option<&str>) -> Result<(), Failure> {
         match self {
             Answer::Canceled(stopping) => print_json(&One { task, answer: rest::Canceled { stopping } }),
             Answer::Replayed(id) => print_json(&One { task, answer: rest::Replayed { id } }),

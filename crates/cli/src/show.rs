@@ -576,6 +576,7 @@ mod tests {
             ..wire::Task::default()
         });
         expect![[r#"
+            shown:
               task      0-42
               state     scheduled
               queue     render
@@ -621,6 +622,7 @@ mod tests {
             version: 3,
         };
         expect![[r#"
+            shown:
               queue     render
               paused    nothing of it is started
               tasks     1,200 waiting, 0 running, 0 scheduled

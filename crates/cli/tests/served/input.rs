@@ -47,7 +47,7 @@ fn what_a_client_gets_wrong_is_named() {
         (Kind::Invalid, "retry.backoff_ms", |task| retry(task).backoff_ms = Some(u64::MAX)),
         (Kind::Invalid, "retry.factor", |task| retry(task).factor_thousandths = Some(0)),
         (Kind::Invalid, "delay_ms", |task| task.delay_ms = Some(u64::MAX)),
-        (Kind::Invalid, "run_at_ms", |task| (task.delay_ms, task.run_at_ms) = (Some(1), Some(1))),
+        (Kind::Invalid, "delay_ms", |task| (task.delay_ms, task.run_at_ms) = (Some(1), Some(1))),
         (Kind::Invalid, "expires_ms", |task| task.expires_ms = Some(u64::MAX)),
         (Kind::Invalid, "attach_ttl_ms", |task| task.attach_ttl_ms = Some(1)),
         (Kind::TooLarge, "unique_key", |task| task.unique_key = "u".repeat(257)),
@@ -157,7 +157,7 @@ fn the_command_line_says_what_is_wrong_and_exits_by_its_kind() {
         (&["cancel", "0-4711"], b"", 3, "4711 does not exist"),
         (&["watch", "0-4711"], b"", 3, "0-4711 does not exist"),
         (&["list", "--queue", "nobody"], b"", 3, "there is no queue nobody"),
-        (&["list", "--cursor", "nonsense"], b"", 2, "cursor: is none that a list gave"),
+        (&["list", "--cursor", "nonsense"], b"", 2, "cursor: is none that an earlier call gave"),
         (&["list", "--limit", "0"], b"", 2, "--limit"),
         (&["worker", "a/b", "--", "true"], b"", 2, "contains '/'"),
     ];

@@ -116,10 +116,7 @@ fn a_failing_task_is_tried_again_after_its_backoff_and_every_try_is_remembered()
     // Half of it at least, since it varies.
     assert!(all[1].0 - all[0].1 >= 200 && all[2].0 - all[1].1 >= 400, "{all:?}");
     let shown = said(&server, &["get", id]);
-    assert!(
-        shown.contains("attempt  where ") && shown.matches("exit code 3").count() == 4,
-        "{shown}"
-    );
+    assert!(shown.contains("attempt  where ") && shown.matches("exit code 3").count() == 4, "{shown}");
 
     // Exit code 75 asks for it, 100 forbids it, and the queue decides for those that do not say.
     said(&server, &["queue", "set", "q", "--max-attempts", "2", "--backoff", "0"]);
