@@ -45,7 +45,9 @@ fn timers(shard: &Shard) -> Result<(), String> {
     shelf.check().map_err(|what| format!("timers: {what}"))?;
     let window = &shelf.window;
     let cursor = due_at(window.ack());
-    ensure(cursor <= shard.time(), || format!("timers: the cursor is at {cursor}, and that is still to come"))?;
+    ensure(cursor <= shard.time(), || {
+        format!("timers: the cursor is at {cursor}, and that is still to come")
+    })?;
     ensure(!window.is_unread() || window.is_reading() || shelf.read_retry.is_some(), || {
         "timers: some may be due, but no read is on its way".to_string()
     })?;

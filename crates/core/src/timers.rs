@@ -61,6 +61,13 @@ impl Timers {
         }
     }
 
+    /// It is so late. A timer that is not needed any more may be far away; what is set later may be due before it, so
+    /// the cursor stays behind the time.
+    pub(crate) fn at(&mut self, now: Millis) {
+        let next = (now.0 / SEGMENT_MS).saturating_add(1).saturating_mul(KINDS);
+        self.shelf.open_from = Some(Level::numbered(next, 0));
+    }
+
     /// When the first timer that memory knows is due. Later ones may be unknown, earlier ones are not.
     pub(crate) fn next_due(&self) -> Option<Millis> {
         self.shelf.window.waiting().first_key_value().map(|(&level, _)| due_at(level))

@@ -19,6 +19,8 @@ pub(crate) struct Shelf<E> {
     /// When the next try of a failed read is due.
     pub(crate) read_retry: Option<Millis>,
     pub(crate) read_failures: u32,
+    /// A stays below this, if rows may still come there: those of timers may as long as their time has not come.
+    pub(crate) open_from: Option<Level>,
     canary: Canary,
 }
 
@@ -29,6 +31,7 @@ impl<E> Shelf<E> {
             pins: VecDeque::new(),
             read_retry: None,
             read_failures: 0,
+            open_from: None,
             canary,
         }
     }
@@ -67,7 +70,7 @@ impl<E> Shelf<E> {
 
     fn advance(&mut self) {
         let pin = if self.canary.is(Bug::SegmentDropped) { None } else { self.pin() };
-        self.window.advance(pin);
+        self.window.advance(pin.into_iter().chain(self.open_from).min());
     }
 
     /// A page of rows arrived. An error says how it contradicts what is known.

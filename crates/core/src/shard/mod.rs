@@ -354,6 +354,7 @@ impl Shard {
     /// Learns one fact and says what must be done about it.
     pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
         self.now = self.now.max(now);
+        self.timers.at(self.now);
         self.began.get_or_insert(self.now);
         match input {
             Input::Enqueue { request, queue, tasks, once } => {
