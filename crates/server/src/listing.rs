@@ -96,7 +96,7 @@ impl<S: Store + 'static> Clients<S> {
                 // By shard, then by task: another shard's are all before ours, or all behind.
                 Ok((shard, _)) if shard < SHARD => TaskId(0),
                 Ok(_) => return Ok(v1::ListResponse::default()),
-                Err(_) => return Err(no_cursor()),
+                Err(_) => return Err(Refusal::invalid("cursor", "is none that a list gave")),
             },
         };
         let mut answer = v1::ListResponse::default();

@@ -74,7 +74,7 @@ impl Disk {
         same("commit", &answer, expected)
     }
 
-    pub(crate) fn read(&mut self, read: Read, expected: &Input) -> Result<(), String> {
+    pub(crate) fn read(&mut self, read: &Read, expected: &Input) -> Result<(), String> {
         same("read", &read.happen(self.store()?), expected)
     }
 

@@ -142,6 +142,9 @@ impl Driver {
                     Effect::LoadTimers { load, above, limit } => {
                         inputs.push(Read::Timers { load, above, limit }.happen(&self.store));
                     }
+                    Effect::LoadParked { load, queue, key, above, limit } => {
+                        inputs.push(Read::Parked { load, queue, key, above, limit }.happen(&self.store));
+                    }
                     Effect::LoadTask { load, task } => {
                         inputs.push(Read::Task { load, task }.happen(&self.store));
                     }

@@ -4,11 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Level, VTime};
-use evenhand_core::change::{LaneRecord, Place, Timed};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, Timed};
 use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, RequestKey, TaskId};
 use evenhand_core::timers::due_at;
 use evenhand_core::{Change, Run, Task};
 use evenhand_store::Tables;
+
+fn has_refund(record: &KeyRecord) -> bool {
+    record.refund > VTime::ZERO
+}
 
 /// Later than any run.
 const LAST_FENCE: Fence = Fence { epoch: Epoch(u64::MAX), dispatch: u64::MAX };
@@ -172,6 +176,7 @@ impl Oracle {
     /// The store is about to apply these changes, of an owner whose clock shows this.
     pub fn applies(&mut self, before: &Tables, changes: &[Change], now: Millis) -> Result<(), String> {
         let mut charged: BTreeMap<(LaneId, Key), VTime> = BTreeMap::new();
+        let mut parked: BTreeSet<(LaneId, Key)> = BTreeSet::new();
         let mut charge = |lane: LaneId, key: &Key, span: VTime| {
             *charged.entry((lane, key.clone())).or_default() += span;
         };
@@ -185,7 +190,8 @@ impl Oracle {
                     }
                 }
                 Change::Moved { lane, from, to, row, tried } => {
-                    if let (Place::Lane(_) | Place::Timer(_), Place::Lane(_)) = (from, to) {
+                    if let (Place::Lane(_) | Place::Timer(_) | Place::Parked(_), Place::Lane(_)) = (from, to)
+                    {
                         charge(*lane, &row.key, row.charge.span());
                     }
                     if let Place::Timer(at) = from
@@ -197,7 +203,19 @@ impl Oracle {
                     if known.is_some_and(|attempt| row.attempt != attempt + u16::from(tried.is_some())) {
                         return Err(format!("task {}: attempt {} follows {known:?}", row.task, row.attempt));
                     }
-                    let retried = row.attempt > 1 && matches!(to, Place::Lane(_));
+                    let retried = row.attempt > 1
+                        && matches!(
+                            (from, to),
+                            (Place::Lane(_) | Place::Timer(_) | Place::Aside, Place::Lane(_))
+                        );
+                    if let (Place::Parked(_), Place::Lane(_)) = (from, to)
+                        && !row.charge.chained
+                    {
+                        return Err(format!("task {} comes back ahead of its key's others", row.task));
+                    }
+                    if let (Place::Lane(_), Place::Parked(_)) = (from, to) {
+                        parked.insert((*lane, row.key.clone()));
+                    }
                     let lane = changes.iter().find_map(|change| match change {
                         Change::Lane { lane: of, record } if of == lane => Some(record),
                         _ => None,
@@ -223,6 +241,8 @@ impl Oracle {
                 | Change::Timed(_)
                 | Change::Untimed { .. }
                 | Change::Timers { .. }
+                | Change::Unparked { .. }
+                | Change::Parked { .. }
                 | Change::Settings { .. }
                 | Change::Key { .. }
                 | Change::Lane { .. }
@@ -240,6 +260,11 @@ impl Oracle {
                 Change::Key { lane, key, record: Some(record) } => {
                     let at = (*lane, key.clone());
                     let owed = charged.remove(&at).unwrap_or_default();
+                    // What its parked rows were charged is given back when the last row has left.
+                    if parked.contains(&at) || before.keys.get(&at).is_some_and(has_refund) {
+                        self.finishes.remove(&at);
+                        continue;
+                    }
                     let saved = before.keys.get(&at).map_or(VTime::ZERO, |record| record.finish);
                     if record.finish < saved + owed {
                         return Err(format!(
@@ -270,6 +295,8 @@ impl Oracle {
                 | Change::Timed(_)
                 | Change::Untimed { .. }
                 | Change::Timers { .. }
+                | Change::Unparked { .. }
+                | Change::Parked { .. }
                 | Change::Settings { .. }
                 | Change::Queue { .. }
                 | Change::Override { .. }
@@ -304,22 +331,26 @@ impl Oracle {
 
     /// The store has applied something: every task has exactly one place.
     pub fn applied(&self, tables: &Tables) -> Result<(), String> {
+        let parked = tables.parked_rows.len();
         let scheduled = tables.timers.values().filter(|row| matches!(row.what, Timed::Due(..))).count();
         let (tasks, rows, aside) = (tables.tasks.len(), tables.rows.len(), tables.aside.len());
         let ended = tables.ends.len();
-        if tasks == rows + aside + scheduled + ended {
+        if tasks == rows + aside + scheduled + parked + ended {
             return Ok(());
         }
         let lost = tables.tasks.values().find(|task| match task.place {
             Place::Lane(level) => !tables.rows.contains_key(&(task.lane, level)),
             Place::Timer(at) => !tables.timers.contains_key(&at),
+            Place::Parked(level) => {
+                !tables.parked_rows.contains_key(&(task.lane.queue, task.key.clone(), level))
+            }
             Place::Aside => !tables.aside.contains(&task.id),
             Place::Over => !tables.ends.contains_key(&task.id),
         });
         match lost {
             Some(task) => Err(format!("task {} has no row: it would wait for ever", task.id)),
             None => Err(format!(
-                "{tasks} tasks, but {rows} rows, {aside} set aside, {scheduled} scheduled, {ended} ended"
+                "{tasks} tasks, but {rows} rows, {aside} set aside, {scheduled} scheduled, {parked} parked, {ended} ended"
             )),
         }
     }
@@ -357,6 +388,9 @@ impl Oracle {
         }
         if let Some((at, timer)) = tables.timers.first_key_value() {
             return Err(format!("a timer at {at} is not over: {timer:?}"));
+        }
+        if let Some(((_, key), record)) = tables.parked.first_key_value() {
+            return Err(format!("key {key} is still parked: {record:?}"));
         }
         let left = (tables.tries.len(), tables.ends.len(), tables.replayed.len(), tables.canceling.len());
         if left != (0, 0, 0, 0) {

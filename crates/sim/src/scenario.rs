@@ -12,6 +12,7 @@
 //! again a/1                       the last end that was said of a task is said again
 //! replay a/1 as b/1               a caller's wish, and how the new task is called
 //! pause | resume | pause version=1    the same, for the queue
+//! pause key a | resume key a      the same, for one key
 //! watch a/1 | leave a/1           somebody watches, and does not any more
 //! done                            the oldest run ends
 //! drain                           runs end one after the other, oldest first, until none is left
@@ -125,6 +126,11 @@ impl Stage {
                 let task = self.task(task);
                 let request = self.request("replay", vec![name.to_string()]);
                 self.step(Input::Replay { request, task });
+            }
+            [what @ ("pause" | "resume"), "key", key] => {
+                let request = self.request(what, vec![]);
+                let (queue, key) = (queue_named("q"), key_named(key));
+                self.step(Input::PauseKey { request, queue, key, paused: what == "pause" });
             }
             [what @ ("pause" | "resume"), ref version @ ..] => {
                 let version = version.first().map(|text| number(text.trim_start_matches("version=")));
@@ -310,6 +316,9 @@ impl Stage {
             Effect::LoadTimers { load, above, limit } => {
                 self.reads.push_back(Read::Timers { load, above, limit });
             }
+            Effect::LoadParked { load, queue, key, above, limit } => {
+                self.reads.push_back(Read::Parked { load, queue, key, above, limit });
+            }
             Effect::LoadTask { load, task } => self.reads.push_back(Read::Task { load, task }),
             Effect::Start { worker, run, .. } => {
                 let (name, on) = (self.name(run.task), self.on(worker));
@@ -359,7 +368,7 @@ impl Stage {
             Ok(Answer::Replayed(task)) => {
                 self.names.extend(names.into_iter().map(|name| (task, name)));
             }
-            Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_)) => {}
+            Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_) | Answer::KeyPaused(_)) => {}
             Ok(Answer::Stopping) => self.say("stopping"),
             Err(refusal) => self.say(format_args!("{what} refused: {refusal}")),
         }

@@ -620,3 +620,178 @@ fn what_comes_while_every_slot_is_taken_wakes_nobody() {
         "#]],
     );
 }
+
+// Scenario 14.
+#[test]
+fn a_paused_key_gets_its_share_from_then_on_and_not_what_it_missed() {
+    check(
+        "slots w1 1
+         put a*8 b*20
+         done
+         pause key a
+         explain a/3
+         done
+         done
+         done
+         done
+         done
+         counts a
+         resume key a
+         done
+         done
+         done
+         done
+         done
+         done
+         done
+         done
+         drain
+         counts",
+        expect![[r#"
+            run a/1
+            run b/1
+            a/3: 2 ahead; its key is paused
+            run b/2
+            run b/3
+            run b/4
+            run b/5
+            run b/6
+            a: waiting 7 running 0
+            run a/7
+            run b/7
+            run a/8
+            run b/8
+            run b/9
+            run a/2
+            run b/10
+            run a/3
+            run b/11
+            run a/4
+            run b/12
+            run a/5
+            run b/13
+            run a/6
+            run b/14
+            run b/15
+            run b/16
+            run b/17
+            run b/18
+            run b/19
+            run b/20
+            waiting 0 running 0 succeeded 28 failed 0 canceled 0
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}
+
+#[test]
+fn a_key_that_is_resumed_while_some_of_its_rows_stand_has_no_credit() {
+    check(
+        "bounds window=4 page=4
+         slots w1 1
+         put a*6 b*6 c*6
+         pause key a
+         done
+         done
+         done
+         resume key a
+         drain
+         counts",
+        expect![[r#"
+            run a/1
+            run b/1
+            run c/1
+            run b/2
+            run c/2
+            run a/3
+            run b/3
+            run c/3
+            run a/4
+            run b/4
+            run c/4
+            run a/5
+            run b/5
+            run c/5
+            run a/6
+            run b/6
+            run c/6
+            run a/2
+            waiting 0 running 0 succeeded 18 failed 0 canceled 0
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_parked_outlives_its_owner_and_new_tasks_go_behind_it() {
+    check(
+        "slots w1 1
+         put b a*3
+         pause key a
+         done
+         put a*2
+         take
+         report w1
+         open
+         put a:delay=500
+         wait 600
+         counts a
+         cancel a/2
+         put b
+         done
+         resume key a
+         drain
+         counts",
+        expect![[r#"
+            run b/1
+            another owner takes the shard
+            a: waiting 6 running 0
+            canceled a/2
+            run b/2
+            run a/1
+            run a/3
+            run a/4
+            run a/5
+            run a/6
+            waiting 0 running 0 succeeded 7 failed 0 canceled 1
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_parked_expires_and_fills_no_window() {
+    check(
+        "bounds window=2 page=2
+         settings retention=60000
+         put a*9:expires=5000
+         put b*2
+         pause key a
+         slots w1 1
+         done
+         done
+         wait 6000
+         counts
+         tries a/1
+         resume key a
+         counts",
+        expect![[r#"
+            run b/1
+            run b/2
+            expired a/1
+            expired a/2
+            expired a/3
+            expired a/4
+            expired a/5
+            expired a/6
+            expired a/7
+            expired a/8
+            expired a/9
+            waiting 0 running 0 succeeded 2 failed 0 canceled 0 expired 9
+            in memory: 0 rows, 0 keys
+            a/1: expired at 5000
+            waiting 0 running 0 succeeded 2 failed 0 canceled 0 expired 9
+            in memory: 0 rows, 0 keys
+        "#]],
+    );
+}

@@ -54,6 +54,12 @@ impl Shard {
         id.and_then(|id| self.parked.get(&(*id, key.clone()))).is_some_and(|parked| parked.paused)
     }
 
+    /// Every key that is paused, with its queue.
+    pub fn paused_keys(&self) -> impl Iterator<Item = (&QueueName, &Key)> {
+        let paused = self.parked.iter().filter(|(_, parked)| parked.paused);
+        paused.map(|((queue, key), _)| (&self.queues[queue.0 as usize].record.name, key))
+    }
+
     /// Whether a key of this queue may not run.
     pub(crate) fn key_is_paused(&self, queue: QueueId, key: &Key) -> bool {
         !self.parked.is_empty() && self.parked.get(&(queue, key.clone())).is_some_and(|parked| parked.paused)

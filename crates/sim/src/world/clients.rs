@@ -74,6 +74,10 @@ impl World {
                 let version = self.rng.chance(300).then(|| self.rng.below(3));
                 Ok(Input::Configure { request, queue, settings, version })
             }
+            41..=45 if self.plan.timed > 0 => {
+                let (key, paused) = (self.key()?, self.rng.chance(500));
+                Ok(Input::PauseKey { request, queue, key, paused })
+            }
             38..=40 if !self.tasks_seen.is_empty() => {
                 Ok(Input::Watched { task: *self.rng.pick(&self.tasks_seen), now: self.rng.chance(500) })
             }
@@ -198,6 +202,13 @@ impl World {
         for queue in shard.queue_names().filter(paused).cloned().collect::<Vec<_>>() {
             let (request, settings) = (self.next_request(), self.plan.queue.clone());
             self.soon(Event::ToOwner(owner, Input::Configure { request, queue, settings, version: None }));
+        }
+        let shard = self.owners[owner].core.shard();
+        let paused: Vec<(QueueName, Key)> =
+            shard.paused_keys().map(|(q, k)| (q.clone(), k.clone())).collect();
+        for (queue, key) in paused {
+            let request = self.next_request();
+            self.soon(Event::ToOwner(owner, Input::PauseKey { request, queue, key, paused: false }));
         }
         Ok(())
     }

@@ -347,6 +347,9 @@ impl World {
             Effect::LoadTimers { load, above, limit } => {
                 self.soon(Event::Read(owner, Read::Timers { load, above, limit }));
             }
+            Effect::LoadParked { load, queue, key, above, limit } => {
+                self.soon(Event::Read(owner, Read::Parked { load, queue, key, above, limit }));
+            }
             Effect::LoadTask { load, task } => self.soon(Event::Read(owner, Read::Task { load, task })),
             Effect::Start { worker, run, .. } => {
                 let now = self.owners[owner].server.clock.read(self.now);
@@ -379,7 +382,9 @@ impl World {
                 }
             }
             Effect::Answer {
-                answer: Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_)) | Err(_),
+                answer:
+                    Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_) | Answer::KeyPaused(_))
+                    | Err(_),
                 ..
             } => {}
             Effect::Retried { task, attempt, .. } => {

@@ -84,7 +84,7 @@ impl World {
         if let Some(disk) = &mut self.disk
             && !matches!(input, Input::LoadFailed { .. })
         {
-            disk.read(read, &input)?;
+            disk.read(&read, &input)?;
         }
         self.soon(Event::ToOwner(owner, input));
         Ok(())

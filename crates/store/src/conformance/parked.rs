@@ -44,7 +44,7 @@ async fn shelf<S: Store>(owner: &Owner<'_, S>, queue: QueueId, of: &str, limit: 
 pub async fn parked_rows_stay_with_their_keys_and_come_in_order<H: Harness>(h: &H) {
     let store = h.fresh().await;
     let owner = Owner::new(&store).await;
-    let keys = ["a", "ab", "a\u{1}", "", "\u{7f}", "ünï"];
+    let keys = ["a", "ab", "a b", "", "b", "ünï"];
     let tasks: Vec<Task> = (1..=60).map(|n| parked(n, keys[n as usize % keys.len()])).collect();
     let elsewhere = Task { lane: lane(9, 0, 0), ..parked(61, "a") };
     for some in shuffled(&tasks).chunks(7) {

@@ -21,6 +21,9 @@ use crate::{History, LISTING_BYTES, LISTING_TASKS, Listing, Page, Wanted};
 /// About what a listing reads at once.
 const PIECE_BYTES: usize = 256 * 1024;
 
+/// Bytes of tasks that are not wanted after which a listing ends, as it does after [many](LISTING_TASKS) of them.
+const PASSED_BYTES: usize = 64 * 1024 * 1024;
+
 /// Rows read at once when all are wanted: what is held in memory on the way.
 const PIECE: usize = 16_384;
 
@@ -227,7 +230,7 @@ pub(super) trait Reads {
         };
         let mut from = Bound::Excluded(key(shard, after.min(layout::LAST_TASK)));
         let to = Bound::Included(key(shard, layout::LAST_TASK));
-        let mut filling = Filling { listing: Listing::default(), limit, bytes: 0, passed: 0, seen: after };
+        let mut filling = Filling::new(limit, after);
         // What is read for a piece is in memory at once: as many tasks as fit into a few hundred KiB.
         let most = limit.saturating_add(1).min(1_000);
         let mut piece = most.min(16);
@@ -314,7 +317,7 @@ pub(super) trait Reads {
             let id = layout::task_of(end);
             let lane = values::lane_of_end(value.bytes()).ok_or_else(|| unreadable_end(id))?;
             if wanted.queue.is_some_and(|queue| lane.queue != queue) {
-                if !filling.pass(id) {
+                if !filling.pass(id, value.bytes().len()) {
                     return Ok(false);
                 }
                 continue;
@@ -365,18 +368,25 @@ pub(super) struct Filling {
     listing: Listing,
     limit: usize,
     bytes: usize,
+    /// Tasks that were looked at.
     passed: usize,
+    /// Bytes of those that were not wanted.
+    passed_bytes: usize,
     /// The last task in it.
     seen: TaskId,
 }
 
 impl Filling {
+    fn new(limit: usize, after: TaskId) -> Filling {
+        Filling { listing: Listing::default(), limit, bytes: 0, passed: 0, passed_bytes: 0, seen: after }
+    }
+
     /// Adds a task if it is wanted. False if the listing is full.
     fn offer(&mut self, task: Task, wanted: Wanted) -> bool {
         if wanted.queue.is_some_and(|queue| task.lane.queue != queue)
             || wanted.ended.is_some_and(|ended| ended != (task.place == Place::Over))
         {
-            return self.pass(task.id);
+            return self.pass(task.id, task.payload.len());
         }
         self.passed += 1;
         if self.listing.tasks.len() == self.limit || self.bytes >= LISTING_BYTES {
@@ -390,9 +400,10 @@ impl Filling {
     }
 
     /// Passes over a task that is not wanted. False if that was enough for one listing.
-    fn pass(&mut self, task: TaskId) -> bool {
+    fn pass(&mut self, task: TaskId, bytes: usize) -> bool {
         self.passed += 1;
-        if self.passed >= LISTING_TASKS {
+        self.passed_bytes += bytes;
+        if self.passed >= LISTING_TASKS || self.passed_bytes >= PASSED_BYTES {
             self.listing.more = Some(task);
             return false;
         }

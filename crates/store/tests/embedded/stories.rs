@@ -76,6 +76,7 @@ fn good() -> Vec<Change> {
         due: Default::default(),
         rows: 2,
         chained: 1,
+        refund: Default::default(),
         weight: Weight::ONE,
     };
     vec![
