@@ -157,7 +157,7 @@ fn the_command_line_says_what_is_wrong_and_exits_by_its_kind() {
         (&["cancel", "0-4711"], b"", 3, "4711 does not exist"),
         (&["watch", "0-4711"], b"", 3, "0-4711 does not exist"),
         (&["list", "--queue", "nobody"], b"", 3, "there is no queue nobody"),
-        (&["list", "--cursor", "nonsense"], b"", 2, "cursor: is none that an earlier call gave"),
+        (&["list", "--cursor", "nonsense"], b"", 2, "cursor: is none that a list gave"),
         (&["list", "--limit", "0"], b"", 2, "--limit"),
         (&["worker", "a/b", "--", "true"], b"", 2, "contains '/'"),
     ];

@@ -25,7 +25,7 @@ use super::TaskState;
 /// # use std::time::Duration;
 /// use evenhand::{NewTask, Retries};
 ///
-/// let minutes = |n| Duration::from_secs(60 * n);
+/// let minutes = |n: u64| Duration::from_secs(60 * n);
 /// let task = NewTask::new("the bill of May")
 ///     .delay(minutes(10))
 ///     .expires(minutes(60))
