@@ -478,8 +478,8 @@ pub enum Effect {
     Retried {
         /// The task.
         task: TaskId,
-        /// The run began. If not, it counts as no try.
-        began: bool,
+        /// How the run ended; None if it never began, and counts as no try.
+        end: Option<End>,
         /// Its lane.
         lane: LaneId,
         /// Whom it is charged to.

@@ -72,7 +72,7 @@ impl Shard {
         if let Start::At(at) = task.start
             && at > self.now.plus(bounds::DELAY_MS)
         {
-            return Err(Refusal::invalid("run_at", "is more than 10 years away"));
+            return Err(Refusal::invalid("run_at_ms", "is more than 10 years away"));
         }
         let wait_ms = self.start_of(task.start).map_or(0, |due| due.0.saturating_sub(self.now.0));
         if task.expires_ms > 0 && wait_ms >= task.expires_ms {

@@ -200,10 +200,9 @@ impl Shard {
                 let row = Row { attempt, lost, ..row };
                 let (task, key, max_attempts) = (row.task, row.key.clone(), row.max_attempts);
                 let error = tried.error.clone();
-                let due = (wait_ms > 0).then_some(due);
+                let (due, end) = ((wait_ms > 0).then_some(due), Some(tried.end));
                 self.retry(lane, row, from, due, cut(tried));
-                let began = true;
-                let retried = Effect::Retried { task, began, lane, key, attempt, max_attempts, due, error };
+                let retried = Effect::Retried { task, end, lane, key, attempt, max_attempts, due, error };
                 self.after_commit(retried, effects);
             }
             Next::Finish(outcome) => {
@@ -247,7 +246,7 @@ impl Shard {
         self.wake(live.run.lane.queue);
         let Run { lane, attempt, max_attempts, .. } = live.run;
         let (key, due, error) = (live.run.key, None, Arc::default());
-        let retried = Effect::Retried { task, began: false, lane, key, attempt, max_attempts, due, error };
+        let retried = Effect::Retried { task, end: None, lane, key, attempt, max_attempts, due, error };
         self.after_commit(retried, effects);
     }
 

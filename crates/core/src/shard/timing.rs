@@ -189,12 +189,12 @@ impl Shard {
         effects: &mut Vec<Effect>,
     ) {
         self.untime(at);
-        let Some(task) = task else { return };
-        let state = self.state_of(task);
-        let ttl_ms = task.terms.as_ref().map_or(0, |terms| terms.attach_ms);
-        if state == State::Ended || ttl_ms == 0 {
+        let state = task.map_or(State::Unknown, |task| self.state_of(task));
+        let Some(task) = task.filter(|_| state != State::Ended) else {
+            self.watched.remove(&id); // somebody watched it after its end
             return;
-        }
+        };
+        let ttl_ms = task.terms.as_ref().map_or(0, |terms| terms.attach_ms);
         let since = match self.watched.get(&id) {
             Some((true, _)) => self.now,
             Some(&(false, left)) => left,

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use evenhand_api::{convert, errors, v1};
+use evenhand_core::life::End;
 use evenhand_core::messages::Start;
 use evenhand_core::names::{
     CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
@@ -773,11 +774,11 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     reply.send(answer);
                 }
             }
-            ShardEffect::Retried { task, began, lane, key, attempt, max_attempts, due, error } => {
-                let error = match error.as_ref() {
-                    "" if began => LOST,
-                    "" => NOT_STARTED,
-                    error => error,
+            ShardEffect::Retried { task, end, lane, key, attempt, max_attempts, due, error } => {
+                let error = match (end, error.as_ref()) {
+                    (None, _) => NOT_STARTED,
+                    (Some(End::Lost), "") => LOST,
+                    (Some(End::Lost | End::Succeeded | End::Failed | End::FailedForGood), error) => error,
                 };
                 self.progress.remove(&task);
                 self.tell_waits(task, lane, key, Some((attempt, max_attempts)), due, error);
