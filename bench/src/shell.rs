@@ -223,7 +223,7 @@ impl Shell {
             Effect::Answer { answer: Err(refusal), .. } => return Err(refusal.to_string()),
             Effect::RefuseWorker { refusal, .. } => return Err(refusal.to_string()),
             Effect::Broken { what } => return Err(what),
-            Effect::LoadTimers { .. } => {
+            Effect::LoadParked { .. } | Effect::LoadTimers { .. } => {
                 return Err("the shard wants timers, but nothing waits for a time".into());
             }
             Effect::LoadTask { task, .. } => return Err(format!("the shard lost sight of task {task}")),

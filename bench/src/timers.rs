@@ -179,6 +179,7 @@ impl Stage {
             Effect::Answer { answer: Err(refusal), .. } => return Err(refusal.to_string()),
             Effect::Broken { what } => return Err(what),
             Effect::Answer { answer: Ok(_), .. }
+            | Effect::LoadParked { .. }
             | Effect::LoadTask { .. }
             | Effect::Start { .. }
             | Effect::Stop { .. }

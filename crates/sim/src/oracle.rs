@@ -216,13 +216,16 @@ impl Oracle {
                     if let (Place::Lane(_), Place::Parked(_)) = (from, to) {
                         parked.insert((*lane, row.key.clone()));
                     }
-                    let lane = changes.iter().find_map(|change| match change {
-                        Change::Lane { lane: of, record } if of == lane => Some(record),
-                        _ => None,
+                    let levels = changes.iter().find_map(|change| {
+                        if let Change::Lane { lane: of, record } = change {
+                            (of == lane).then_some(record)
+                        } else {
+                            None
+                        }
                     });
                     let ahead =
                         |record: &LaneRecord| row.level.pass() <= record.vtime.pass().max(record.ack.pass());
-                    if retried && !lane.is_some_and(ahead) {
+                    if retried && !levels.is_some_and(ahead) {
                         return Err(format!("task {} is tried again, behind others of its key", row.task));
                     }
                 }
