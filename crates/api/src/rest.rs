@@ -867,6 +867,10 @@ pub struct Queue {
     pub scheduled: u64,
     /// Nothing of it is started.
     pub paused: bool,
+    /// What its loop does: `idle` (nothing to do), `running` (there is something to start), `scheduled` (asleep until
+    /// something is due or comes), `saturated` (every slot is taken: asleep until one becomes free).
+    #[serde(rename = "loop")]
+    pub loop_state: String,
     /// How long the task has waited that goes next. Absent: none waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_waiting_ms: Option<u64>,
@@ -885,6 +889,7 @@ impl From<v1::Queue> for Queue {
             expired: queue.expired,
             scheduled: queue.scheduled,
             paused: queue.paused,
+            loop_state: queue.r#loop,
             oldest_waiting_ms: queue.oldest_waiting_ms,
         }
     }
@@ -960,6 +965,34 @@ impl SetQueue {
     }
 }
 
+/// What to change of a key of a queue.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetKey {
+    /// The key; empty is the shared one.
+    #[schema(max_length = 256)]
+    pub key: String,
+    /// Its weight from now on, whatever its tasks ask for: 0.001 to 1000 with at most three decimals; 0 is what they
+    /// ask for again. What is absent stays.
+    #[schema(minimum = 0, maximum = 1000)]
+    pub weight: Option<f64>,
+    /// True: its tasks wait, and what runs goes on.
+    pub paused: Option<bool>,
+}
+
+impl SetKey {
+    /// The same on the wire.
+    pub fn to_wire(self, queue: String) -> Result<v1::SetKeyRequest, Refusal> {
+        let SetKey { key, weight, paused } = self;
+        let weight_thousandths = match weight {
+            Some(0.0) => Some(0),
+            Some(weight) => Some(Weight::new(weight)?.thousandths()),
+            None => None,
+        };
+        Ok(v1::SetKeyRequest { queue, key, weight_thousandths, paused })
+    }
+}
+
 /// A queue's settings, all of them.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct QueueSet {
@@ -1017,6 +1050,8 @@ pub struct QueueKey {
     pub share: f64,
     /// The part that is due to it while it waits: its weight among those of all keys that wait, 0 to 1.
     pub share_due: f64,
+    /// It may not run.
+    pub paused: bool,
 }
 
 impl From<v1::QueueKey> for QueueKey {
@@ -1029,6 +1064,7 @@ impl From<v1::QueueKey> for QueueKey {
             started: key.started,
             share: key.share,
             share_due: key.share_due,
+            paused: key.paused,
         }
     }
 }

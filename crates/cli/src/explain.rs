@@ -364,6 +364,7 @@ mod tests {
             started: 12,
             share: 0.12,
             share_due: 0.5,
+            paused: false,
         };
         check(
             Known {

@@ -21,12 +21,21 @@ pub(crate) enum Command {
     Get(OneArgs),
     /// Change settings of a queue: what is not named stays as it is
     Set(SetArgs),
-    /// Start nothing of a queue any more; what runs goes on
-    #[command(after_help = "Examples:\n  evenhand queue pause render")]
-    Pause(OneArgs),
-    /// Start tasks of a queue again
-    #[command(after_help = "Examples:\n  evenhand queue resume render")]
-    Resume(OneArgs),
+    /// Start nothing of a queue, or of one key of it, any more; what runs goes on
+    #[command(
+        after_help = "Examples:\n  evenhand queue pause render\n  evenhand queue pause render --key acme"
+    )]
+    Pause(PauseArgs),
+    /// Start tasks of a queue, or of one key of it, again
+    #[command(
+        after_help = "Examples:\n  evenhand queue resume render\n  evenhand queue resume render --key acme"
+    )]
+    Resume(PauseArgs),
+    /// Give a key of a queue a weight, whatever its tasks ask for
+    #[command(
+        after_help = "Examples:\n  evenhand queue weight render acme 3\n  evenhand queue weight render acme none"
+    )]
+    Weight(WeightArgs),
 }
 
 /// One queue.
@@ -36,6 +45,39 @@ pub(crate) struct OneArgs {
     queue: String,
     #[command(flatten)]
     look: LookArgs,
+}
+
+/// A queue, or one key of it.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PauseArgs {
+    /// The queue
+    queue: String,
+    /// This key of it only; an empty one is the key of tasks without one
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// A key and its weight.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct WeightArgs {
+    /// The queue
+    queue: String,
+    /// The key
+    key: String,
+    /// 0.001 to 1000; `none` is what its tasks ask for
+    #[arg(value_parser = weight)]
+    weight: f64,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+fn weight(text: &str) -> Result<f64, String> {
+    match text {
+        "none" => Ok(0.0),
+        number => number.parse().map_err(|_| "use a number from 0.001 to 1000, or none".to_string()),
+    }
 }
 
 /// What to change.
@@ -86,6 +128,7 @@ pub(crate) async fn run(command: Command) -> Done {
         Command::Set(args) => set(args).await,
         Command::Pause(args) => pause(args, true).await,
         Command::Resume(args) => pause(args, false).await,
+        Command::Weight(args) => set_weight(args).await,
     }
 }
 
@@ -130,7 +173,40 @@ impl SetArgs {
     }
 }
 
-async fn pause(args: OneArgs, paused: bool) -> Done {
+async fn set_weight(args: WeightArgs) -> Done {
+    let WeightArgs { queue, key, weight, look } = args;
+    let client = look.server.client()?;
+    client.queue(&queue, 1).await?;
+    client.set_key_weight(&queue, &key, weight).await?;
+    match (look.json, weight == 0.0) {
+        (true, _) => print_json(&serde_json::json!({ "queue": queue, "key": key, "weight": weight }))?,
+        (false, true) => {
+            print(format!("key {key} of queue {queue} has the weight that its tasks ask for\n"))?
+        }
+        (false, false) => print(format!("key {key} of queue {queue} has weight {weight}\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause_key(queue: &str, key: &str, look: &LookArgs, paused: bool) -> Done {
+    let client = look.server.client()?;
+    client.queue(queue, 1).await?;
+    match paused {
+        true => client.pause_key(queue, key).await?,
+        false => client.resume_key(queue, key).await?,
+    }
+    match (look.json, paused) {
+        (true, _) => print_json(&serde_json::json!({ "queue": queue, "key": key, "paused": paused }))?,
+        (false, true) => print(format!("key {key} of queue {queue} is paused; what runs goes on\n"))?,
+        (false, false) => print(format!("key {key} of queue {queue} goes on\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause(args: PauseArgs, paused: bool) -> Done {
+    if let Some(key) = &args.key {
+        return pause_key(&args.queue, key, &args.look, paused).await;
+    }
     let client = args.look.server.client()?;
     // A queue that is not there is made by its first task: to pause one is more likely a mistake in its name.
     client.queue(&args.queue, 1).await?;

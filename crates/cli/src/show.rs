@@ -389,6 +389,14 @@ pub(crate) fn queue_text(detail: &QueueDetail, room: Option<usize>, paint: Paint
     facts.looks("paused", if queue.paused { "nothing of it is started" } else { "" }, Look::Waits);
     let (waiting, running, scheduled) = (count(queue.waiting), count(queue.running), count(queue.scheduled));
     facts.fact("tasks", format!("{waiting} waiting, {running} running, {scheduled} scheduled"));
+    let does = match queue.loop_state.as_str() {
+        "idle" => "idle: nothing to do",
+        "running" => "running: there is something to start",
+        "scheduled" => "scheduled: asleep until something is due or comes",
+        "saturated" => "saturated: every slot is taken, or there is none",
+        other => other,
+    };
+    facts.fact("loop", does);
     let ended = [
         ("succeeded", queue.succeeded),
         ("failed", queue.failed),

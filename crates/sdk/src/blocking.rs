@@ -215,6 +215,21 @@ impl Client {
         self.thread.wait(self.client.resume(queue))
     }
 
+    /// Gives a key of a queue a weight: see [`crate::Client::set_key_weight`].
+    pub fn set_key_weight(&self, queue: &str, key: &str, weight: f64) -> Result<(), Refusal> {
+        self.thread.wait(self.client.set_key_weight(queue, key, weight))
+    }
+
+    /// Pauses a key of a queue: its tasks wait. What runs goes on.
+    pub fn pause_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.thread.wait(self.client.pause_key(queue, key))
+    }
+
+    /// Lets a paused key go on.
+    pub fn resume_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.thread.wait(self.client.resume_key(queue, key))
+    }
+
     /// Every worker.
     pub fn workers(&self) -> Result<Vec<v1::Worker>, Refusal> {
         self.thread.wait(self.client.workers())

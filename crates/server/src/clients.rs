@@ -8,6 +8,7 @@ use std::time::Instant;
 use evenhand_api::v1::TaskState;
 use evenhand_api::v1::client_server::Client;
 use evenhand_api::{REQUEST_ID_BYTES, convert, errors, v1};
+use evenhand_core::backlog::Weight;
 use evenhand_core::explain::{Ahead, Standing};
 use evenhand_core::life::Backoff;
 use evenhand_core::names::{Key, Millis, QueueName, RequestKey, ShardId, TaskId};
@@ -22,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::clock::Clock;
 use crate::events::{Began, Watched, say_end};
 use crate::listing::Many;
-use crate::mailbox::{Explained, Mailbox, QueueView, View};
+use crate::mailbox::{Explained, KeyChange, Mailbox, QueueView, View};
 use crate::shard::SHARD;
 
 /// Most keys of a queue that are shown.
@@ -179,6 +180,36 @@ impl<S: Store + 'static> Clients<S> {
                 | Answer::Stopping,
             ) => Err(no_such_answer()),
         }
+    }
+
+    async fn set_key(&self, request: v1::SetKeyRequest) -> Result<v1::SetKeyResponse, Refusal> {
+        let v1::SetKeyRequest { queue, key, weight_thousandths, paused } = request;
+        let (queue, key) = (QueueName::new(&queue)?, Key::new(&key)?);
+        if weight_thousandths.is_none() && paused.is_none() {
+            return Err(Refusal::invalid("weight", "is absent, and so is paused; say what to change"));
+        }
+        // Both are checked before either is changed.
+        let weight = match weight_thousandths {
+            Some(thousandths @ 1..) => {
+                let weight = Weight::from_thousandths(thousandths);
+                Some(Some(weight.ok_or_else(|| {
+                    let is = f64::from(thousandths) / 1e3;
+                    Refusal::invalid(
+                        "weight",
+                        format!("{is} is out of range; use 0.001 to 1000, or 0 for none"),
+                    )
+                })?))
+            }
+            Some(0) => Some(None),
+            None => None,
+        };
+        if let Some(weight) = weight {
+            self.mailbox.set_key(queue.clone(), key.clone(), KeyChange::Weight(weight)).await?;
+        }
+        if let Some(paused) = paused {
+            self.mailbox.set_key(queue, key, KeyChange::Paused(paused)).await?;
+        }
+        Ok(v1::SetKeyResponse {})
     }
 
     /// The shard's view, with the age of each queue's oldest waiting task.
@@ -477,6 +508,13 @@ impl<S: Store + 'static> Client for Clients<S> {
         request: Request<v1::SetQueueRequest>,
     ) -> Result<Response<v1::SetQueueResponse>, Status> {
         answer(self.set_queue(request.into_inner()).await)
+    }
+
+    async fn set_key(
+        &self,
+        request: Request<v1::SetKeyRequest>,
+    ) -> Result<Response<v1::SetKeyResponse>, Status> {
+        answer(self.set_key(request.into_inner()).await)
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {

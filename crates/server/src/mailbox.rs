@@ -3,6 +3,7 @@
 //! told so; a worker's stream waits, and its peer with it.
 
 use evenhand_api::v1;
+use evenhand_core::backlog::Weight;
 use evenhand_core::change::{Settings, SettingsRecord};
 use evenhand_core::explain::Standing;
 use evenhand_core::life::{End, Ending};
@@ -36,6 +37,15 @@ impl Reply {
     }
 }
 
+/// What is to be changed of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyChange {
+    /// Its weight; None is what its tasks ask for.
+    Weight(Option<Weight>),
+    /// Whether it may not run.
+    Paused(bool),
+}
+
 /// What a client wants.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -60,6 +70,13 @@ pub(crate) enum Request {
         change: v1::QueueSettings,
         version: Option<u64>,
         changed: oneshot::Sender<Settings>,
+        reply: Reply,
+    },
+    /// Sets a key's weight, or whether it may run.
+    SetKey {
+        queue: QueueName,
+        key: Key,
+        set: KeyChange,
         reply: Reply,
     },
     /// How tasks stand that the store has.
@@ -158,6 +175,8 @@ pub(crate) struct View {
     pub(crate) window_rows: usize,
     pub(crate) timers: usize,
     pub(crate) keys: usize,
+    /// How often a queue was looked at for something to start.
+    pub(crate) looks: u64,
 }
 
 /// The way in. Cheap to clone.
@@ -218,6 +237,15 @@ impl Mailbox {
         let answer =
             self.ask(|to| Request::SetQueue { name, change, version, changed, reply: reply(to) }).await??;
         Ok((settings.await.map_err(|_| unknown())?, answer))
+    }
+
+    pub(crate) async fn set_key(
+        &self,
+        queue: QueueName,
+        key: Key,
+        set: KeyChange,
+    ) -> Result<Answer, Refusal> {
+        self.ask(|to| Request::SetKey { queue, key, set, reply: Reply { to, _held: None } }).await?
     }
 
     pub(crate) async fn settings(&self, name: QueueName) -> Result<SettingsRecord, Refusal> {

@@ -10,7 +10,7 @@ use evenhand_core::change::Place;
 use evenhand_core::names::{Key, QueueId};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -263,6 +263,8 @@ fn register_view(registry: &mut Registry, view: &View) {
     registry.register("slots_leaked", "Slots held minus runs alive: must be 0", ConstGauge::new(leaked));
     registry.register("window_rows", "Waiting tasks in memory", ConstGauge::new(view.window_rows as i64));
     registry.register("window_timers", "Timers in memory", ConstGauge::new(view.timers as i64));
+    let looks = ConstCounter::new(view.looks);
+    registry.register("looks", "How often a queue was looked at for something to start", looks);
     registry.register("keys_remembered", "Keys in memory", ConstGauge::new(view.keys as i64));
     registry.register("payload_bytes", "Payloads in memory", ConstGauge::new(view.payload_bytes as i64));
 }

@@ -16,7 +16,7 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use evenhand_api::rest::{
     CancelMany, Canceled, CanceledMany, Enqueue, Enqueued, ErrorBody, Event, QueueDetail, QueueSet, Queues,
-    ReplayMany, Replayed, ReplayedMany, SetQueue, State as TaskState, Status, Task, TaskRetry, Tasks,
+    ReplayMany, Replayed, ReplayedMany, SetKey, SetQueue, State as TaskState, Status, Task, TaskRetry, Tasks,
     Workers, parse, weight, wrong,
 };
 use evenhand_api::{MESSAGE_BYTES, errors, v1};
@@ -85,6 +85,7 @@ pub(crate) fn router(clients: Arc<dyn Served>) -> Router {
         .routes(routes!(events))
         .routes(routes!(queues))
         .routes(routes!(queue, set_queue))
+        .routes(routes!(set_key))
         .routes(routes!(pause))
         .routes(routes!(resume))
         .routes(routes!(workers))
@@ -714,6 +715,27 @@ async fn set_queue(
     let request = read_json::<SetQueue>(&headers, &body)?.to_wire(name)?;
     let set = clients.set_queue(tonic::Request::new(request)).await?;
     Ok(Json(set.into_inner().into()))
+}
+
+/// Set a key's weight, pause it, or let it go on
+///
+/// What is not named stays. Tasks of a paused key wait, and what runs goes on; when it goes on, it gets its share
+/// from then on, and not what it missed.
+#[utoipa::path(
+    put, path = "/v1/queues/{queue}/keys", tag = "queues",
+    params(QueuePath),
+    request_body(content = SetKey),
+    responses((status = 204, description = "It is set"), Problem)
+)]
+async fn set_key(
+    State(clients): Service,
+    Named(name): Named,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Result<StatusCode, Problem> {
+    let request = read_json::<SetKey>(&headers, &body)?.to_wire(name)?;
+    clients.set_key(tonic::Request::new(request)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Pause a queue

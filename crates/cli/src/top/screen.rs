@@ -201,6 +201,7 @@ mod tests {
 
     fn view() -> View {
         let queue = |name: &str, waiting| wire::Queue {
+            r#loop: String::new(),
             name: name.into(),
             waiting,
             running: 3,
@@ -220,6 +221,7 @@ mod tests {
             running: 1,
             started: 60,
             share,
+            paused: false,
             share_due,
         };
         let detail = wire::QueueResponse {

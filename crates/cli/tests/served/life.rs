@@ -439,6 +439,32 @@ fn a_paused_queue_starts_nothing_and_what_runs_goes_on() {
 }
 
 #[test]
+fn a_paused_key_waits_and_others_do_not() {
+    let mut server = Server::start(LONG);
+    let api = server.api();
+    let command = [crate::support::checked_task().into_os_string(), server.dir.path().into()];
+    let _worker = server.worker_of("one", &["q"], &command);
+    assert_eq!(server.cli(&["submit", "q", "--key", "acme", "--wait", "sleep 0"]).code, 0);
+    let paused = said(&server, &["queue", "pause", "q", "--key", "acme"]);
+    assert_eq!(paused, "key acme of queue q is paused; what runs goes on");
+    let held: Vec<String> =
+        (0..3).map(|_| said(&server, &["submit", "q", "--key", "acme", "sleep 0"])).collect();
+    assert_eq!(server.cli(&["submit", "q", "--key", "zeta", "--wait", "sleep 0"]).code, 0);
+    assert_eq!(json(&server, &["get", &held[0]])["hold"], "its key is paused");
+    kill_and_restart(&mut server);
+    api.await_worker("one");
+    assert_eq!(server.cli(&["submit", "q", "--key", "zeta", "--wait", "sleep 0"]).code, 0);
+    said(&server, &["cancel", &held[1]]);
+    assert_eq!(said(&server, &["queue", "weight", "q", "acme", "3"]), "key acme of queue q has weight 3");
+    assert_eq!(json(&server, &["queue", "resume", "q", "--key", "acme"])["paused"], false);
+    assert_eq!(api.end(&held[0]).state(), TaskState::Succeeded);
+    assert_eq!(api.end(&held[1]).state(), TaskState::Canceled);
+    assert_eq!(api.end(&held[2]).state(), TaskState::Succeeded);
+    refused(&server, &["queue", "weight", "q", "acme", "0.0001"], 2, "out of range");
+    assert_eq!(json(&server, &["queue", "get", "q"])["loop"], "idle");
+}
+
+#[test]
 fn settings_of_a_queue_outlive_the_server() {
     let mut server = Server::start(LONG);
     refused(&server, &["queue", "get", "q"], 3, "there is no queue q");

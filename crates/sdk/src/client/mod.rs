@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use evenhand_api::v1::client_client::ClientClient;
 use evenhand_api::{MESSAGE_BYTES, convert, errors, v1};
+use evenhand_core::backlog::Weight;
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Refusal, bounds};
 use prost::Message;
@@ -303,6 +304,37 @@ impl Client {
     /// Resumes a paused queue.
     pub async fn resume(&self, queue: &str) -> Result<(), Refusal> {
         self.set_queue(queue, QueueSettings::new().paused(false)).await.map(drop)
+    }
+
+    /// Gives a key of a queue a weight, whatever its tasks ask for: 0.001 to 1000, or 0 for what they ask for again.
+    pub async fn set_key_weight(&self, queue: &str, key: &str, weight: f64) -> Result<(), Refusal> {
+        let thousandths = if weight == 0.0 { 0 } else { Weight::new(weight)?.thousandths() };
+        self.set_key(queue, key, Some(thousandths), None).await
+    }
+
+    /// Pauses a key of a queue: its tasks wait. What runs goes on.
+    pub async fn pause_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.set_key(queue, key, None, Some(true)).await
+    }
+
+    /// Lets a paused key go on. It gets its share from then on, and not what it missed.
+    pub async fn resume_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.set_key(queue, key, None, Some(false)).await
+    }
+
+    async fn set_key(
+        &self,
+        queue: &str,
+        key: &str,
+        weight_thousandths: Option<u32>,
+        paused: Option<bool>,
+    ) -> Result<(), Refusal> {
+        let (queue, key) = (queue.into(), key.into());
+        let request = v1::SetKeyRequest { queue, key, weight_thousandths, paused };
+        // The same again is the same.
+        self.tries(request, true, is_passing, async |mut grpc, request| grpc.set_key(request).await)
+            .await
+            .map(drop)
     }
 
     /// Every worker.

@@ -35,7 +35,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::events::{Events, LOST, Of, Recent, Watched};
-use crate::mailbox::{self, FromWorker, Inbox, Reply, Request, RunEnded};
+use crate::mailbox::{self, FromWorker, Inbox, KeyChange, Reply, Request, RunEnded};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
@@ -240,7 +240,8 @@ fn refuse(request: Request) {
         Request::Enqueue { reply, .. }
         | Request::Cancel { reply, .. }
         | Request::Replay { reply, .. }
-        | Request::SetQueue { reply, .. } => reply.send(Err(mailbox::taking())),
+        | Request::SetQueue { reply, .. }
+        | Request::SetKey { reply, .. } => reply.send(Err(mailbox::taking())),
         // Their callers hear that there is no answer.
         Request::Explain { .. }
         | Request::Ended { .. }
@@ -557,6 +558,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             | Request::Cancel { reply, .. }
             | Request::Replay { reply, .. }
             | Request::SetQueue { reply, .. }
+            | Request::SetKey { reply, .. }
                 if self.stopping =>
             {
                 reply.send(Err(mailbox::stopping()));
@@ -604,6 +606,14 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     }
                     Err(refusal) => reply.send(Err(refusal.within("settings"))),
                 }
+            }
+            Request::SetKey { queue, key, set, reply } => {
+                let request = self.await_answer(reply);
+                let input = match set {
+                    KeyChange::Weight(weight) => ShardInput::SetWeight { request, queue, key, weight },
+                    KeyChange::Paused(paused) => ShardInput::PauseKey { request, queue, key, paused },
+                };
+                self.step(Input::Shard(input), effects);
             }
             Request::Settings { name, reply } => drop(reply.send(self.owner.shard().settings(&name))),
             Request::Explain { tasks, reply } => {

@@ -67,6 +67,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             window_rows: held.rows,
             timers: held.timers,
             keys: held.keys,
+            looks: shard.looks(),
         }
     }
 
@@ -94,6 +95,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 started,
                 share: if starts == 0 { 0.0 } else { started as f64 / starts as f64 },
                 share_due,
+                paused: shard.is_paused(name, &key),
             }
         };
         let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
@@ -119,6 +121,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 scheduled: counts.scheduled,
                 expired: counts.totals.expired,
                 paused: settings.settings.paused,
+                r#loop: shard.loop_state(name).name().into(),
             },
             settings,
             first: shard.first_waiting(name).collect(),
