@@ -186,13 +186,11 @@ fn a_task_can_be_canceled_in_every_state_but_the_last() {
         assert_eq!(said(&server, &["cancel", id]), format!("task {id} is canceled"), "it is so already");
     }
     // While it runs: told once, and it may be told again.
-    let _stubborn = server.worker_of(
-        "stubborn",
-        &["stubborn"],
-        &["sh", "-c", "trap '' TERM; echo on >&2; while :; do sleep 0.05; done"],
-    );
+    let deaf = server.path("deaf");
+    let script = format!("trap '' TERM; : > {}; while :; do sleep 0.05; done", deaf.display());
+    let _stubborn = server.worker_of("stubborn", &["stubborn"], &["sh", "-c", &script]);
     let stubborn = said(&server, &["submit", "stubborn"]);
-    eventually("it runs", || api.state(&stubborn) == TaskState::Running);
+    eventually("it runs, and will not listen", || deaf.exists());
     for _ in 0..2 {
         let told = json(&server, &["cancel", &stubborn]);
         assert_eq!(told["stopping"], true, "{told}");
