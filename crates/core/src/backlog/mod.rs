@@ -2,8 +2,8 @@
 //!
 //! Read in this order: [`vtime`] (the numbers), [`level`] (a place), [`places`] (who gets which place),
 //! [`window`] (what memory knows of a lane), [`lane`] (both together), [`turns`] (choosing among lanes
-//! and queues). Parking, for keys that may not run for reasons of their own, belongs beside `window`:
-//! a parked key's rows leave the lane by [`lane::Lane::withdraw`] and return by `places::place_again`.
+//! and queues). [`shelf`] is for rows that stand in another order beside the lanes: timers, and those of keys that
+//! may not run.
 
 mod keys;
 pub(crate) mod lane;
