@@ -70,9 +70,9 @@ pub const TRIES_KEPT: u16 = 20;
 /// Longest error text that is kept of a try before the last, in bytes.
 pub const TRY_ERROR_BYTES: usize = 1_024;
 /// Most keys of a shard that may be paused, or come back: they stay in memory.
-pub const PARKED_KEYS: usize = 100_000;
+pub const PARKED_KEYS: usize = 10_000;
 /// Parked rows of one key that memory holds at most.
-pub const PARKED_IN_MEMORY: usize = 2_000;
+pub const PARKED_IN_MEMORY: usize = 500;
 /// Most timers that one commit handles, and most rows that it parks or brings back, so that a million
 /// at once do not make one huge commit.
 pub const TIMERS_PER_COMMIT: usize = 2_000;

@@ -441,7 +441,7 @@ pub struct KeyRecord {
     pub rows: u32,
     /// Those of them that stand where they were first placed.
     pub chained: u32,
-    /// Charges of rows that were parked, to be given back when the last row has left the lane.
+    /// Charges of rows that were parked, to be given back when no row waits in the lane any more.
     pub refund: VTime,
     /// What its latest accepted task asked for.
     pub weight: Weight,

@@ -79,7 +79,7 @@ impl<S: Store + 'static> Clients<S> {
     }
 
     /// How a task stands: what the store has of it, and what only the shard knows.
-    async fn get(&self, id: &str) -> Result<v1::Task, Refusal> {
+    pub(crate) async fn get(&self, id: &str) -> Result<v1::Task, Refusal> {
         let task = own_task(id)?;
         for _ in 0..LOOKS {
             let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;

@@ -273,7 +273,12 @@ impl<S: Store + 'static> Clients<S> {
         let (id, standing) = (explained.task.id, explained.standing.clone());
         let mut told = to_wire(explained);
         match standing {
-            Standing::Gone => Ok(None),
+            // It ended, or moved while it was looked at.
+            Standing::Gone => match self.get(&convert::task_id(SHARD, id)).await {
+                Ok(task) => Ok(Some(v1::Task { result: None, tries: Vec::new(), ..task })),
+                Err(refusal) if refusal.kind == Kind::NotFound => Ok(None),
+                Err(refusal) => Err(refusal),
+            },
             Standing::Running { .. } | Standing::Waiting { .. } | Standing::Scheduled { .. } => {
                 Ok(Some(told))
             }

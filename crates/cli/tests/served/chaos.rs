@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// However often a task is lost with its worker here, it is tried again.
-fn never_give_up(server: &Server) {
+pub(crate) fn never_give_up(server: &Server) {
     let said = server.cli(&["queue", "set", "q", "--max-lost", "255"]);
     assert_eq!(said.code, 0, "{said:?}");
 }

@@ -36,7 +36,7 @@ pub(crate) struct KeyState {
     pub(crate) chained: u32,
     /// Rows in the lane: waiting and running.
     pub(crate) rows: u32,
-    /// Charges of rows that were parked, to be given back when the last row has left.
+    /// Charges of rows that were parked, to be given back when no row waits any more.
     pub(crate) refund: VTime,
     /// It may not run: its rows are parked when they are met.
     pub(crate) paused: bool,

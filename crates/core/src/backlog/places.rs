@@ -245,9 +245,6 @@ impl Places {
         state.rows = state.rows.saturating_sub(1);
         state.chained = state.chained.saturating_sub(u32::from(chained));
         self.rows = self.rows.saturating_sub(1);
-        if state.rows == 0 {
-            state.finish = state.finish - std::mem::take(&mut state.refund);
-        }
         let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
         self.touch(ix);
         if rows == 0 && !alarmed {
@@ -260,6 +257,9 @@ impl Places {
     pub(crate) fn withdrawn(&mut self, ix: KeyIx, chained: bool) {
         let state = self.keys.get_mut(ix);
         state.waiting = state.waiting.saturating_sub(1);
+        if state.waiting == 0 {
+            state.finish = state.finish - std::mem::take(&mut state.refund);
+        }
         if chained {
             state.chain = state.chain.saturating_sub(1);
             state.due = state.due.max(state.finish - VTime::TICK);
@@ -271,8 +271,8 @@ impl Places {
         self.settled(ix, chained);
     }
 
-    /// A waiting row left the lane because its key may not run. What it was charged is given back when the last row
-    /// has left: the key then stands where the last of its tasks that ran has left it.
+    /// A waiting row left the lane because its key may not run. What it was charged is given back when no row
+    /// waits any more: the key then stands where the last of its tasks that ran has left it.
     pub(crate) fn parked(&mut self, ix: KeyIx, charge: Charge) {
         let state = self.keys.get_mut(ix);
         state.refund += charge.span();

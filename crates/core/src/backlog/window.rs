@@ -25,7 +25,7 @@ use super::places::Charge;
 use crate::canary::{Bug, Canary};
 use crate::change::Row;
 use crate::life::Terms;
-use crate::names::{LoadId, TaskId};
+use crate::names::{LoadId, Millis, TaskId};
 
 /// A waiting row in memory.
 #[derive(Clone, Debug)]
@@ -40,6 +40,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// It is too late to start it then.
+    pub(crate) fn expires_by(&self, now: Millis) -> bool {
+        self.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= now)
+    }
+
     /// A row, whose key stands here.
     pub(crate) fn of(row: &Row, key: KeyIx) -> Entry {
         let Row { task, charge, attempt, max_attempts, lost, .. } = *row;

@@ -93,12 +93,18 @@ impl Shard {
     }
 
     fn has_room_for_names(&self, once: Option<RequestKey>, tasks: &[NewTask]) -> Result<(), Refusal> {
-        let names = usize::from(once.is_some()) + tasks.iter().filter(|task| task.unique.is_some()).count();
-        if names == 0 || self.requests.len() + names <= bounds::REQUESTS {
+        let new = |task: &&NewTask| task.unique.is_some_and(|unique| self.known_as(unique.key).is_none());
+        let unique = tasks.iter().filter(new).count();
+        // Unique keys are remembered for long: they must not take the place of request ids.
+        let keys_fit = unique == 0 || self.requests.len() + unique <= bounds::REQUESTS / 2;
+        if keys_fit && (once.is_none() || self.requests.len() + unique < bounds::REQUESTS) {
             return Ok(());
         }
-        let most = bounds::REQUESTS;
-        let text = format!("{most} request ids and unique keys are remembered; send this again later");
+        let (most, what) = match keys_fit {
+            true => (bounds::REQUESTS, "request ids"),
+            false => (bounds::REQUESTS / 2, "unique keys"),
+        };
+        let text = format!("{most} {what} are remembered; send this again later, or without");
         Err(Refusal::limited(text).after(bounds::REQUESTS_AFTER_MS))
     }
 
@@ -192,19 +198,27 @@ impl Shard {
     fn accept(&mut self, name: &QueueName, tasks: Vec<NewTask>) -> Vec<(TaskId, bool)> {
         let queue = self.queue_named(name);
         let mut accepted = Vec::with_capacity(tasks.len());
+        let mut attached = Vec::new();
         for new in tasks {
+            let (attach_ms, next) = (new.attach_ms, TaskId(self.next_seq));
+            attached.extend((attach_ms > 0).then_some((next, attach_ms)));
             let Some(unique) = new.unique else {
                 accepted.push((self.accept_one(queue, new, None), true));
                 continue;
             };
             let known = self.known_as(unique.key).and_then(|record| record.ids.to_vec().first().copied());
             if let Some(id) = known {
+                attached.pop_if(|(id, _)| *id == next);
                 accepted.push((id, false));
                 continue;
             }
             let id = self.accept_one(queue, new, None);
             self.remember_request(unique.key, unique.window_ms, &[id]);
             accepted.push((id, true));
+        }
+        // After all of them, so that their ids follow each other.
+        for (id, attach_ms) in attached {
+            self.set_timer(self.now.plus(attach_ms), id, Timed::Detach);
         }
         accepted
     }
@@ -225,7 +239,8 @@ impl Shard {
             lane: lane_id,
             place: Place::Over,
             key: new.key,
-            charge: Charge { cost: new.cost, weight, chained: false },
+            // What it asks for. It is not charged before it has a place.
+            charge: Charge { cost: new.cost, weight: new.weight, chained: false },
             attempt: 1,
             max_attempts,
             lost: 0,
@@ -257,14 +272,12 @@ impl Shard {
             self.batch.rows.push((ix, level, Entry::of(&task.row_at(level), key)));
         }
         self.batch.changes.push(Change::Accepted(task));
+        self.task_changed(id);
         self.dirty_lanes.insert(ix);
         self.queues[queue.0 as usize].record.totals.accepted += 1;
         self.dirty_queues.insert(queue);
         if let Some(expires) = expires {
             self.set_expiry(expires, id);
-        }
-        if new.attach_ms > 0 {
-            self.set_timer(self.now.plus(new.attach_ms), id, Timed::Detach);
         }
         id
     }

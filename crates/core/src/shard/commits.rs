@@ -7,7 +7,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, Row, Timed};
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, LaneId, RequestId, TaskId};
+use crate::names::{CommitId, LaneId, QueueId, RequestId, TaskId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Batch {
     pub(super) timers: Vec<(Level, TaskId, Timed)>,
     /// Rows that join the shelves of their keys.
     pub(super) parked: Vec<(ParkedKey, Level, (LaneId, Row))>,
-    /// Rows that it parks or brings back.
+    /// Rows that it parks or brings back, or that expire as they are met.
     pub(super) parks: usize,
     /// Effects that are emitted when it is durable.
     then: Vec<Effect>,
@@ -36,7 +36,7 @@ impl Batch {
 
     /// How much it makes us hold: changes while it is open, rows and answers until it is durable.
     pub(super) fn size(&self) -> usize {
-        self.changes.len().max(self.rows.len() + self.timers.len()).max(self.then.len())
+        self.changes.len().max(self.rows.len() + self.timers.len() + self.parked.len()).max(self.then.len())
     }
 }
 
@@ -140,6 +140,9 @@ impl Shard {
             self.wake(queue);
             self.hungry.insert(ix);
             self.save_empty(ix, ack);
+        }
+        if batch.parks >= bounds::TIMERS_PER_COMMIT {
+            (0..self.queues.len() as u32).map(QueueId).for_each(|queue| self.wake(queue));
         }
         effects.extend(batch.then);
     }

@@ -198,10 +198,13 @@ impl Shard {
         for (&priority, turns) in &queue.turns {
             let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
             let window = |ix: &LaneIx| &self.lanes[ix.0].window;
-            let has = |ix: LaneIx| !window(&ix).waiting().is_empty() && !self.parks_too_many(ix);
-            let waiting = lanes.clone().filter(|(_, ix)| has(**ix));
+            let has = |ix: LaneIx| !window(&ix).waiting().is_empty();
+            let waiting = lanes.clone().filter(|(_, ix)| has(**ix) && !self.is_held_up(**ix));
             if let Some(class) = turns.next(waiting.map(|((_, class), _)| *class)) {
                 return queue.lanes.get(&(priority, class)).copied();
+            }
+            if lanes.clone().any(|(_, ix)| has(*ix)) {
+                return None; // what is held up here goes first all the same
             }
             let unread = lanes.into_iter().any(|(_, ix)| window(ix).is_unread());
             if unread && !self.canary.is(Bug::PriorityByArrival) {
@@ -273,10 +276,11 @@ impl Shard {
     fn expire_first(&mut self, ix: LaneIx, effects: &mut Vec<Effect>) -> bool {
         let lane = &mut self.lanes[ix.0];
         let Some((&level, entry)) = lane.window.waiting().first_key_value() else { return false };
-        let expires = entry.terms.as_ref().and_then(|terms| terms.expires);
-        if expires.is_none_or(|expires| expires > self.now) {
+        if !entry.expires_by(self.now) {
             return false;
         }
+        let expires = entry.terms.as_ref().and_then(|terms| terms.expires);
+        self.batch.parks += 1;
         let (key, charge) = (entry.key, entry.charge);
         let over = Over {
             task: entry.task,

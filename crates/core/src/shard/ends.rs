@@ -232,6 +232,16 @@ impl Shard {
         }
         let Some(live) = self.take_run(worker, task, fence) else { return };
         let run = &live.run;
+        if run.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= self.now) {
+            // Its timer has come and gone while it ran, as it seemed.
+            let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
+            if let (Some(key), Some(ix)) = (live.in_lane, self.lane_of(run.lane)) {
+                self.lanes[ix.0].settle(run.level, run.charge, key);
+                self.left_lane(ix);
+            }
+            self.task_changed(task);
+            return self.finish(Over::of_row(&row_of(run), run.lane, from, Outcome::Expired), effects);
+        }
         match (live.in_lane, self.lane_of(run.lane)) {
             (Some(key), Some(ix)) => {
                 self.lanes[ix.0].give_back(run.level, Entry::of(&row_of(run), key));
@@ -529,7 +539,10 @@ impl Shard {
 
     pub(super) fn on_cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
         let waiters = self.task_reads.get(&task).map_or(0, |read| read.waiters());
-        if self.task_reads.len() + self.held_cancels.len() >= self.bounds.task_reads
+        if task.0 >= self.next_seq {
+            // Or a task that is accepted meanwhile could be taken for it.
+            effects.push(Effect::Answer { request, answer: Err(no_such_task(task)) });
+        } else if self.task_reads.len() + self.held_cancels.len() >= self.bounds.task_reads
             || waiters >= bounds::WAITERS_PER_TASK
         {
             let refusal = Refusal::limited("too many cancels at once; send this again in a moment");
@@ -562,7 +575,10 @@ impl Shard {
     }
 
     pub(super) fn on_replay(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
-        if self.task_reads.len() >= self.bounds.task_reads {
+        let waiters = self.task_reads.get(&task).map_or(0, |read| read.waiters());
+        if task.0 >= self.next_seq {
+            effects.push(Effect::Answer { request, answer: Err(no_such_task(task)) });
+        } else if self.task_reads.len() >= self.bounds.task_reads || waiters >= bounds::WAITERS_PER_TASK {
             let refusal = Refusal::limited("too many replays at once; send this again in a moment");
             effects.push(Effect::Answer { request, answer: Err(refusal) });
         } else {
@@ -574,9 +590,14 @@ impl Shard {
     fn replay(&mut self, request: RequestId, task: &Task, effects: &mut Vec<Effect>) {
         let terms = task.terms.as_deref().cloned().unwrap_or_default();
         let expires_ms = terms.expires.map_or(0, |expires| expires.0.saturating_sub(task.accepted.0));
+        let asked = self.lane_of(task.lane).and_then(|ix| {
+            let keys = self.lanes[ix.0].places.keys();
+            keys.find(&task.key).map(|key| keys.get(key).asked)
+        });
         let new = NewTask {
             key: task.key.clone(),
-            weight: task.charge.weight,
+            // What the key's latest task asked for, if that is known: not what an old one did, nor an override.
+            weight: asked.unwrap_or(task.charge.weight),
             priority: task.lane.priority,
             class: task.lane.class,
             cost: task.charge.cost,
@@ -701,7 +722,12 @@ impl Shard {
 
     /// The end of a run that nobody counted on any more, of a task that does not run.
     fn late_end(&mut self, task: &Task, state: State, held: &HeldEnd, effects: &mut Vec<Effect>) {
-        let event = Event::EndedLate { end: held.end, counted: held.attempt != task.attempt };
+        let counted = held.attempt != task.attempt;
+        // Somebody wanted it stopped, and it was; the owner that knew of its run is gone.
+        let (state, event) = match self.canceling.contains(&task.id) && !counted && state != State::Ended {
+            true => (State::Running { canceled: true }, Event::Ended(held.end)),
+            false => (state, Event::EndedLate { end: held.end, counted }),
+        };
         if life::after(state, event, self.tries_of(task)) == Next::Stay {
             return;
         }
@@ -745,6 +771,10 @@ impl Shard {
 /// Of a task that nobody knows.
 pub(super) const NO_TRIES: Tries =
     Tries { attempt: 1, max_attempts: 1, lost: 0, max_lost: 1, expires: false };
+
+fn no_such_task(task: TaskId) -> Refusal {
+    Refusal::not_found(format!("task {task} does not exist, or has ended"))
+}
 
 /// What waits again if a run did not end its task.
 fn row_of(run: &Run) -> Row {

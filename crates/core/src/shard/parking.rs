@@ -4,8 +4,8 @@
 //! again they come back in order, a bounded number at a time, at places chosen then; new ones go behind them until
 //! the shelf is empty.
 //!
-//! What a parked row was charged when it was placed is given back when the last row of its key has left the
-//! lane ([`Places::parked`](crate::backlog)): the key then stands where its last task that ran has left it. If it
+//! What a parked row was charged when it was placed is given back when no row of its key waits in the lane
+//! any more ([`Places::parked`](crate::backlog)): the key then stands where its last task that ran has left it. If it
 //! may run again before that, nothing is given back, for its other rows stand where they stood.
 
 use super::reads::{LoadFor, foreign_task, retry_at};
@@ -85,8 +85,6 @@ impl Shard {
         }
         if let Some(parked) = self.parked.get_mut(&at) {
             parked.paused = paused;
-            self.dirty_parked.insert(at.clone());
-            self.flush = true;
         }
         for ix in self.queues[id.0 as usize].lanes.values().copied().collect::<Vec<LaneIx>>() {
             let places = &mut self.lanes[ix.0].places;
@@ -101,6 +99,9 @@ impl Shard {
             self.returning.insert(at.clone());
             self.look_at_shelf(&at);
         }
+        // Said here, so that the answer waits for it.
+        let (queue, record) = (id, self.parked_record(&at));
+        self.batch.changes.push(Change::Parked { queue, key, record });
         self.wake(id);
         self.answer_after_commit(request, Answer::KeyPaused(paused), effects);
     }
@@ -166,15 +167,14 @@ impl Shard {
         true
     }
 
-    /// Whether the task that goes next in this lane has to be parked, and this batch has parked enough.
-    pub(super) fn parks_too_many(&self, ix: LaneIx) -> bool {
+    /// Whether the task that goes next in this lane has to leave it without being started, and this batch has seen
+    /// enough of that. All queues are looked at again when it is durable.
+    pub(super) fn is_held_up(&self, ix: LaneIx) -> bool {
         let lane = &self.lanes[ix.0];
         self.batch.parks >= bounds::TIMERS_PER_COMMIT
-            && lane
-                .window
-                .waiting()
-                .first_key_value()
-                .is_some_and(|(_, entry)| lane.places.keys().get(entry.key).paused)
+            && lane.window.waiting().first_key_value().is_some_and(|(_, entry)| {
+                lane.places.keys().get(entry.key).paused || entry.expires_by(self.now)
+            })
     }
 
     /// A row leaves its key's shelf.
@@ -273,14 +273,19 @@ impl Shard {
         }
     }
 
+    fn parked_record(&self, at: &ParkedKey) -> Option<ParkedRecord> {
+        let record = |parked: &Parked| ParkedRecord {
+            paused: parked.paused,
+            rows: parked.rows,
+            shelf: parked.shelf.record(),
+        };
+        self.parked.get(at).map(record)
+    }
+
     /// What is saved of shelves that changed.
     pub(super) fn save_parked(&mut self, changes: &mut Vec<Change>) {
         for (queue, key) in std::mem::take(&mut self.dirty_parked) {
-            let record = self.parked.get(&(queue, key.clone())).map(|parked| ParkedRecord {
-                paused: parked.paused,
-                rows: parked.rows,
-                shelf: parked.shelf.record(),
-            });
+            let record = self.parked_record(&(queue, key.clone()));
             changes.push(Change::Parked { queue, key, record });
         }
     }

@@ -147,7 +147,8 @@ impl Shard {
         let commit = self.batch.id;
         let lane = &mut self.lanes[ix.0];
         let over = self.queues[lane_id.queue.0 as usize].overrides.get(&row.key).copied();
-        let key = lane.places.key(&row.key, over.unwrap_or(row.charge.weight));
+        let key = lane.places.key(&row.key, row.charge.weight);
+        lane.places.set_weight(key, None, over);
         let behind = self.canary.is(Bug::RetryBehindBacklog);
         let pass = match placing {
             Placing::Again | Placing::Back if !behind => {
