@@ -73,9 +73,6 @@ pub const TRY_ERROR_BYTES: usize = 1_024;
 pub const PARKED_KEYS: usize = 10_000;
 /// Parked rows of one key that memory holds at most.
 pub const PARKED_IN_MEMORY: usize = 500;
-/// Most timers that one commit handles, and most rows that it parks or brings back, so that a million
-/// at once do not make one huge commit.
-pub const TIMERS_PER_COMMIT: usize = 2_000;
 /// Most rows of one lane: the rows of one key are counted in 32 bits, and one key may have them all.
 pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
 /// Most weights by override in one queue: they stay in memory for good.
@@ -127,6 +124,9 @@ pub struct Bounds {
     /// Point reads of tasks in flight. More cancels are answered "limited"; more late ends are dropped,
     /// since a worker repeats them.
     pub task_reads: usize,
+    /// Timers that one commit handles, and rows that it parks, brings back or lets expire: a million at once must not
+    /// make one huge commit. The rest follows when it is sealed, or durable.
+    pub moves_per_commit: usize,
 }
 
 impl Default for Bounds {
@@ -139,6 +139,7 @@ impl Default for Bounds {
             aside_after_ms: 60_000,
             tasks_in_flight: 100_000,
             task_reads: 10_000,
+            moves_per_commit: 2_000,
         }
     }
 }

@@ -140,7 +140,11 @@ fn slots(shard: &Shard) -> Result<(), String> {
             ensure(listed == worker.has_free_slot(), || {
                 format!("worker {id} is listed wrongly as free or not")
             })?;
-            let idle = shard.may_start() && worker.has_free_slot() && shard.startable(*queue).is_some();
+            // What is about to be looked at is no concern yet: a commit was sealed that had held it up.
+            let idle = shard.may_start()
+                && worker.has_free_slot()
+                && !shard.is_ready(*queue)
+                && shard.startable(*queue).is_some();
             ensure(!idle, || format!("worker {id} has a free slot and queue {queue} something to start"))?;
         }
     }

@@ -215,6 +215,7 @@ impl Plan {
                 aside_after_ms: *rng.pick(&[1, 50, 2_000]),
                 tasks_in_flight: *rng.pick(&[5, 50, 10_000]),
                 task_reads: *rng.pick(&[2, 1000]),
+                moves_per_commit: *rng.pick(&[1, 2, 5, 2_000]),
             },
             queue: Settings {
                 max_attempts: 3,

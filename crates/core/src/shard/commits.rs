@@ -56,6 +56,10 @@ impl Shard {
         self.flush = false;
         let next = CommitId(self.batch.id.0 + 1);
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(next));
+        if batch.parks >= self.bounds.moves_per_commit {
+            // What was held up by that goes on, with the next fact: this commit's, if no other comes.
+            (0..self.queues.len() as u32).map(QueueId).for_each(|queue| self.wake(queue));
+        }
         let mut changes = std::mem::take(&mut batch.changes);
         for ix in std::mem::take(&mut self.dirty_lanes) {
             let lane = &mut self.lanes[ix.0];
@@ -140,9 +144,6 @@ impl Shard {
             self.wake(queue);
             self.hungry.insert(ix);
             self.save_empty(ix, ack);
-        }
-        if batch.parks >= bounds::TIMERS_PER_COMMIT {
-            (0..self.queues.len() as u32).map(QueueId).for_each(|queue| self.wake(queue));
         }
         effects.extend(batch.then);
     }

@@ -138,6 +138,11 @@ impl Shard {
         }
     }
 
+    /// It is looked at with the next fact.
+    pub(crate) fn is_ready(&self, queue: QueueId) -> bool {
+        self.ready.contains(&queue)
+    }
+
     /// How many times a queue was looked at for something to start.
     pub fn looks(&self) -> u64 {
         self.looks

@@ -483,6 +483,10 @@ impl Shard {
         self.dirty_lanes.insert(ix);
         self.hungry.insert(ix);
         self.forget(ix);
+        if self.batch.parks >= self.bounds.moves_per_commit {
+            // It may have been what held the others up.
+            self.wake(self.lanes[ix.0].id.queue);
+        }
         let bound = u64::from(self.bounds.aside_after_ends.max(1));
         while self.lanes[ix.0].stuck_behind().is_some_and(|(_, _, ends)| ends >= bound) {
             if !self.set_aside_first(ix) {

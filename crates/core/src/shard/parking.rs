@@ -168,10 +168,10 @@ impl Shard {
     }
 
     /// Whether the task that goes next in this lane has to leave it without being started, and this batch has seen
-    /// enough of that. All queues are looked at again when it is durable.
+    /// enough of that. All queues are looked at again when it is sealed.
     pub(super) fn is_held_up(&self, ix: LaneIx) -> bool {
         let lane = &self.lanes[ix.0];
-        self.batch.parks >= bounds::TIMERS_PER_COMMIT
+        self.batch.parks >= self.bounds.moves_per_commit
             && lane.window.waiting().first_key_value().is_some_and(|(_, entry)| {
                 lane.places.keys().get(entry.key).paused || entry.expires_by(self.now)
             })
@@ -203,7 +203,7 @@ impl Shard {
             return;
         }
         for at in self.returning.iter().cloned().collect::<Vec<ParkedKey>>() {
-            while self.batch.parks < bounds::TIMERS_PER_COMMIT
+            while self.batch.parks < self.bounds.moves_per_commit
                 && let Some(parked) = self.parked.get_mut(&at)
                 && let Some((level, (lane, row))) = parked.shelf.window.start_first(|(_, row)| row.task, 0)
             {

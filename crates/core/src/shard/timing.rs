@@ -7,7 +7,6 @@ use super::ends::NO_TRIES;
 use super::reads::Waiter;
 use super::{LaneIx, Shard};
 use crate::backlog::{Entry, Level};
-use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, Place, Row, Task, Timed, TimerRow, Try};
 use crate::life::{self, Event, Next, Outcome, State, Tries};
@@ -22,7 +21,7 @@ impl Shard {
 
     fn handles_timers(&self) -> bool {
         self.may_start()
-            && self.timers.handled < bounds::TIMERS_PER_COMMIT
+            && self.timers.handled < self.bounds.moves_per_commit
             && self.task_reads.len() < self.bounds.task_reads
     }
 
