@@ -204,5 +204,5 @@ fn programs_get_json() {
     let info = json("info");
     assert_eq!(info["shards"][0]["queues"][0]["queue"], "render");
     assert_eq!(info["shards"][0]["queues"][0]["unfinished"], 3);
-    assert_eq!(info["format"], 2);
+    assert_eq!(info["format"], 3);
 }
