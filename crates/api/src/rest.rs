@@ -970,11 +970,11 @@ impl SetQueue {
 #[serde(deny_unknown_fields)]
 pub struct SetKey {
     /// The key; empty is the shared one.
-    #[schema(max_length = 256)]
+    #[schema(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "acme")]
     pub key: String,
     /// Its weight from now on, whatever its tasks ask for: 0.001 to 1000 with at most three decimals; 0 is what they
     /// ask for again. What is absent stays.
-    #[schema(minimum = 0, maximum = 1000)]
+    #[schema(minimum = 0, maximum = 1000, multiple_of = 0.001, example = 1)]
     pub weight: Option<f64>,
     /// True: its tasks wait, and what runs goes on.
     pub paused: Option<bool>,

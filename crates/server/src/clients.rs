@@ -185,9 +185,6 @@ impl<S: Store + 'static> Clients<S> {
     async fn set_key(&self, request: v1::SetKeyRequest) -> Result<v1::SetKeyResponse, Refusal> {
         let v1::SetKeyRequest { queue, key, weight_thousandths, paused } = request;
         let (queue, key) = (QueueName::new(&queue)?, Key::new(&key)?);
-        if weight_thousandths.is_none() && paused.is_none() {
-            return Err(Refusal::invalid("weight", "is absent, and so is paused; say what to change"));
-        }
         // Both are checked before either is changed.
         let weight = match weight_thousandths {
             Some(thousandths @ 1..) => {
