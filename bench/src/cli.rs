@@ -17,6 +17,7 @@ Examples:
   evenhand-bench memory                           bytes per task and per waiting key
   evenhand-bench window --json                    with reads, one JSON object per line
   evenhand-bench growth > growth.txt              progress still goes to the terminal
+  evenhand-bench timers                           what it costs to put tasks off
   evenhand-bench store                            the embedded store, up to 10 million tasks (some minutes)
   evenhand-bench store --standing 0 --batches 1000 --tasks 300000    a quick look at it
   evenhand-bench peers                            the server beside its store and beanstalkd (some minutes)
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Window(EffortArgs),
     /// How the cost of a cycle grows with ten times the workers, queues and backlog.
     Growth(EffortArgs),
+    /// What it costs to put tasks off: a million due at one moment, a million spread over a day.
+    Timers(TimersArgs),
     /// The embedded store on a real disk: speed beside a raw file, latencies, room, opening it again.
     #[command(after_help = EXAMPLES)]
     Store(StoreArgs),
@@ -64,6 +67,14 @@ pub(crate) enum Command {
     /// Prints the resident memory of one shard (what `memory` runs in processes of their own).
     #[command(hide = true)]
     Resident(ResidentArgs),
+}
+
+/// How many timers.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TimersArgs {
+    /// Tasks of each kind [default: 1000000].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..))]
+    pub(crate) tasks: Option<u64>,
 }
 
 /// How long to measure.

@@ -12,7 +12,7 @@
 //! 3. [`yardstick`]: the simplest fair queue one would write, doing the same cycles in the same run, so
 //!    that a slow machine does not look like a slow core.
 //! 4. [`measure`]: rounds and medians. [`report`]: tables and JSON.
-//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`]; and two that stand apart: [`store`], and
+//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], [`timers`]; and two that stand apart: [`store`], and
 //!    [`peers`], which measures the server.
 //!
 //! Numbers are only worth something from a release build of this package alone: building the whole
@@ -30,6 +30,7 @@ mod rng;
 mod shell;
 mod speed;
 mod store;
+mod timers;
 mod window;
 mod yardstick;
 
@@ -73,6 +74,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Memory) => memory::run(show),
         Some(Command::Window(args)) => window::run(Effort::from(args), show),
         Some(Command::Growth(args)) => growth::run(Effort::from(args), show),
+        Some(Command::Timers(args)) => timers::run(args.tasks, show),
         Some(Command::Store(args)) => store::run(args, show),
         Some(Command::Peers(args)) => peers::run(args, show),
         Some(Command::Resident(_) | Command::StoreOpen(_)) | None => {
@@ -81,6 +83,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             memory::run(show)?;
             window::run(Effort::default(), show)?;
             growth::run(Effort::default(), show)?;
+            timers::run(None, show)?;
             store::run(&StoreArgs::short(), show)?;
             peers::run(&Default::default(), show)
         }

@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 
 use evenhand_core::backlog::Weight;
-use evenhand_core::change::Metadata;
-use evenhand_core::life::End;
+use evenhand_core::change::{Metadata, Settings};
+use evenhand_core::life::{End, Ending};
 use evenhand_core::names::{Epoch, Fence, Millis, QueueName, RequestId, ShardId, TaskId, WorkerId};
 use evenhand_core::shard::Held;
 use evenhand_core::{Bounds, Effect, Input, Shard};
@@ -97,7 +97,9 @@ impl Shell {
         let mut shell = Shell {
             load,
             rng: Rng::new(seed),
-            shard: Shard::new(bounds, epoch, seed, metadata)?,
+            // Ends are not remembered: that is the store's work, not the core's.
+            shard: Shard::new(bounds, epoch, seed, metadata)?
+                .with_defaults(Settings { retention_ms: 0, ..Settings::default() }),
             store,
             queues: queues?,
             runs: VecDeque::new(),
@@ -221,6 +223,9 @@ impl Shell {
             Effect::Answer { answer: Err(refusal), .. } => return Err(refusal.to_string()),
             Effect::RefuseWorker { refusal, .. } => return Err(refusal.to_string()),
             Effect::Broken { what } => return Err(what),
+            Effect::LoadParked { .. } | Effect::LoadTimers { .. } => {
+                return Err("the shard wants timers, but nothing waits for a time".into());
+            }
             Effect::LoadTask { task, .. } => return Err(format!("the shard lost sight of task {task}")),
             Effect::Stop { task, .. } => return Err(format!("the shard wants task {task} to stop")),
             Effect::Answer { answer: Ok(_), .. }
@@ -228,6 +233,7 @@ impl Shell {
             | Effect::MemberSaved { .. }
             | Effect::Marked { .. }
             | Effect::Retried { .. }
+            | Effect::Due { .. }
             | Effect::Finished { .. } => {}
         }
         Ok(())
@@ -254,7 +260,14 @@ impl Cycles for Shell {
             for run in self.runs.drain(..ending) {
                 let Started { worker, task, fence, attempt, queue } = run;
                 self.missing[queue] += 1;
-                self.inputs.push(Input::Ended { worker, task, fence, attempt, end: End::Succeeded });
+                self.inputs.push(Input::Ended {
+                    worker,
+                    task,
+                    fence,
+                    attempt,
+                    end: End::Succeeded,
+                    ending: Ending::default(),
+                });
             }
             left -= ending;
             if left == 0 {

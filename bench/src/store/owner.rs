@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, QueueRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
     Class, ContentType, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
@@ -61,7 +61,7 @@ impl Owner {
             let key = Key::new(&format!("{PREFIX}{n:06}")).map_err(|refusal| format!("{refusal:?}"))?;
             let weight = Weight::from_thousandths(1_000 << (n % 3)).unwrap_or(Weight::ONE);
             let zero = VTime::ZERO;
-            Ok((key, KeyRecord { finish: zero, due: zero, rows: 0, chained: 0, weight }))
+            Ok((key, KeyRecord { finish: zero, due: zero, rows: 0, chained: 0, refund: zero, weight }))
         };
         let mut own = (0..keys).map(fresh).collect::<Result<Vec<_>, Failure>>()?;
         for (_, key, record) in metadata.keys {
@@ -105,7 +105,7 @@ impl Owner {
         for _ in 0..tasks {
             let n = choose(&mut self.rng, self.keys.len() as u64, self.next_seq);
             let (key, record) = &mut self.keys[n];
-            let charge = Charge { cost: Cost::ONE, weight: record.weight };
+            let charge = Charge { cost: Cost::ONE, weight: record.weight, chained: true };
             let place = record.finish.max(self.lane.vtime);
             let level = Level::new(place.pass(), self.next_seq);
             record.finish = place + charge.span();
@@ -121,11 +121,14 @@ impl Owner {
             let task = Task {
                 id,
                 lane: LANE,
-                level: Some(level),
+                place: Place::Lane(level),
                 key: key.clone(),
                 charge,
                 attempt: 1,
                 max_attempts: 3,
+                lost: 0,
+                terms: None,
+                replay_of: None,
                 accepted: Millis(1_700_000_000_000 + id.0),
                 max_duration_ms: 0,
                 content_type: ContentType::default(),
@@ -178,7 +181,15 @@ impl Owner {
             self.lane.ack = level;
             self.lane.vtime = self.lane.vtime.max(level.pass().time());
             let outcome = Outcome::Succeeded;
-            commit.changes.push(Change::Finished { task, lane: LANE, level: Some(level), outcome });
+            commit.changes.push(Change::Finished {
+                task,
+                lane: LANE,
+                from: Place::Lane(level),
+                tries: 0,
+                canceling: false,
+                outcome,
+                end: None,
+            });
             commit.places.push((level, task));
         }
         self.totals.succeeded += tasks;

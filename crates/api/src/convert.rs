@@ -1,11 +1,15 @@
 //! Between the wire's types and the core's. What comes from outside is checked here, once: an error names the
 //! field, and what passes is as good as what the core made itself.
 
+use std::sync::Arc;
+
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::life::End;
+use evenhand_core::change::{Settings, Try};
+use evenhand_core::life::{Backoff, End, Terms};
+use evenhand_core::messages::{Start, Unique};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, Seat, ShardId,
-    StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
+    Seat, ShardId, StoreId, TaskId,
 };
 use evenhand_core::owner::health::Thresholds;
 use evenhand_core::owner::messages::{Hello, Then};
@@ -46,8 +50,14 @@ pub fn weight(thousandths: u32) -> Result<Weight, Refusal> {
     })
 }
 
-/// A task as a client asks for it.
+/// A task as a client asks for it. The key of its unique name is left for the server to fill in: it goes with the
+/// queue's name. So is what its queue says of its backoff: see [`new_task_in`].
 pub fn new_task(task: v1::NewTask) -> Result<NewTask, Refusal> {
+    new_task_in(task, Backoff::default())
+}
+
+/// The same, in a queue with this backoff: it counts where the task says nothing.
+pub fn new_task_in(task: v1::NewTask, backoff: Backoff) -> Result<NewTask, Refusal> {
     let mut new = NewTask::new(Key::new(&task.key)?);
     if let Some(thousandths) = task.weight_thousandths {
         new.weight = weight(thousandths)?;
@@ -55,19 +65,166 @@ pub fn new_task(task: v1::NewTask) -> Result<NewTask, Refusal> {
     if let Some(priority) = task.priority {
         new.priority = Priority(u8::try_from(priority).unwrap_or(u8::MAX));
     }
-    if let Some(attempts) = task.max_attempts {
-        new.max_attempts = u16::try_from(attempts).unwrap_or(u16::MAX);
-    }
-    if let Some(ms) = task.max_duration_ms {
-        if ms == 0 {
-            let most = bounds::DURATION_MS;
-            return Err(Refusal::invalid("max_duration_ms", format!("0 is out of range; use 1 to {most}")));
+    if let Some(retry) = &task.retry {
+        let within = |refusal: Refusal| refusal.within("retry");
+        if retry.max_lost.is_some() {
+            return Err(Refusal::invalid("retry.max_lost", "is for queues, not for tasks"));
         }
-        new.max_duration_ms = ms;
+        new.max_attempts = retry.max_attempts.map(attempts).transpose().map_err(within)?;
+        new.backoff = parse_backoff(retry, backoff).map_err(within)?;
     }
+    new.start = match (task.delay_ms, task.run_at_ms) {
+        (Some(_), Some(_)) => {
+            return Err(Refusal::invalid("delay_ms", "goes with no run_at_ms; give one of them"));
+        }
+        (Some(0), None) | (None, None) => Start::Now,
+        (Some(ms), None) => Start::After(ms),
+        (None, Some(ms)) => Start::At(Millis(ms)),
+    };
+    new.max_duration_ms = some_time("max_duration_ms", task.max_duration_ms, 1, bounds::DURATION_MS)?;
+    new.expires_ms = some_time("expires_ms", task.expires_ms, 1, bounds::DELAY_MS)?;
+    new.attach_ms = some_time("attach_ttl_ms", task.attach_ttl_ms, bounds::ATTACH_MIN_MS, bounds::ATTACH_MS)?;
+    new.unique = unique(&task.unique_key, task.unique_ms)?;
     new.content_type = ContentType::new(&task.content_type)?;
     new.payload = task.payload[..].into();
     Ok(new)
+}
+
+/// A time that is none if nobody says, and must not be 0 if somebody does.
+fn some_time(field: &str, ms: Option<u64>, from: u64, most: u64) -> Result<u64, Refusal> {
+    match ms {
+        Some(0) => Err(Refusal::invalid(field, format!("0 is out of range; use {from} to {most}"))),
+        Some(ms) => Ok(ms),
+        None => Ok(0),
+    }
+}
+
+fn unique(name: &str, window_ms: Option<u64>) -> Result<Option<Unique>, Refusal> {
+    if name.is_empty() {
+        return match window_ms {
+            Some(_) => {
+                Err(Refusal::invalid("unique_ms", "goes with a unique_key; give one, or leave it out"))
+            }
+            None => Ok(None),
+        };
+    }
+    if name.len() > bounds::UNIQUE_KEY_BYTES {
+        let (is, most) = (name.len(), bounds::UNIQUE_KEY_BYTES);
+        return Err(Refusal::too_large("unique_key", format!("has {is} bytes; at most {most} are allowed")));
+    }
+    let window_ms = window_ms.unwrap_or(bounds::DEFAULT_UNIQUE_MS);
+    Ok(Some(Unique { key: RequestKey(0), window_ms }))
+}
+
+fn attempts(n: u32) -> Result<u16, Refusal> {
+    let most = bounds::ATTEMPTS;
+    let attempts = u16::try_from(n).ok().filter(|n| (1..=most).contains(n));
+    attempts.ok_or_else(|| Refusal::invalid("max_attempts", format!("{n} is out of range; use 1 to {most}")))
+}
+
+/// How long a task waits between its tries; None if it does not say. What it leaves open is as `otherwise`.
+fn parse_backoff(retry: &v1::Retry, otherwise: Backoff) -> Result<Option<Backoff>, Refusal> {
+    let v1::Retry { backoff_ms, factor_thousandths, max_backoff_ms, max_attempts: _, max_lost: _ } = *retry;
+    if backoff_ms.is_none() && factor_thousandths.is_none() && max_backoff_ms.is_none() {
+        return Ok(None);
+    }
+    let first_ms = backoff_ms.unwrap_or(otherwise.first_ms);
+    let backoff = Backoff {
+        first_ms,
+        factor: factor_thousandths.unwrap_or(otherwise.factor),
+        // Whoever asks for a long wait does not want it cut by a bound that they did not choose.
+        max_ms: max_backoff_ms.unwrap_or(otherwise.max_ms.max(first_ms)),
+    };
+    backoff.check()?;
+    Ok(Some(backoff))
+}
+
+/// Whether a task says something of its backoff, but not all: then its queue has a say in it.
+pub fn is_partial(retry: &v1::Retry) -> bool {
+    let said =
+        [retry.backoff_ms.is_some(), retry.factor_thousandths.is_some(), retry.max_backoff_ms.is_some()];
+    said.contains(&true) && said.contains(&false)
+}
+
+/// A queue's settings on the wire.
+pub fn settings(settings: &Settings) -> v1::QueueSettings {
+    v1::QueueSettings {
+        retry: Some(v1::Retry {
+            max_attempts: Some(settings.max_attempts.into()),
+            max_lost: Some(settings.max_lost.into()),
+            ..retry(settings.backoff)
+        }),
+        retention_ms: Some(settings.retention_ms),
+        paused: Some(settings.paused),
+    }
+}
+
+/// A queue's settings as they are when this has been changed of them.
+pub fn changed(mut settings: Settings, change: &v1::QueueSettings) -> Result<Settings, Refusal> {
+    let v1::QueueSettings { retry, retention_ms, paused } = change;
+    if let Some(retry) = retry {
+        let within = |refusal: Refusal| refusal.within("retry");
+        if let Some(n) = retry.max_attempts {
+            settings.max_attempts = attempts(n).map_err(within)?;
+        }
+        if let Some(n) = retry.max_lost {
+            let wrong = || Refusal::invalid("max_lost", format!("{n} is out of range; use 1 to 255"));
+            settings.max_lost = u8::try_from(n).map_err(|_| within(wrong()))?;
+        }
+        if let Some(backoff) = parse_backoff(retry, settings.backoff).map_err(within)? {
+            settings.backoff = backoff;
+        }
+    }
+    settings.retention_ms = retention_ms.unwrap_or(settings.retention_ms);
+    settings.paused = paused.unwrap_or(settings.paused);
+    settings.check()?;
+    Ok(settings)
+}
+
+/// A backoff on the wire.
+fn retry(backoff: Backoff) -> v1::Retry {
+    v1::Retry {
+        backoff_ms: Some(backoff.first_ms),
+        factor_thousandths: Some(backoff.factor),
+        max_backoff_ms: Some(backoff.max_ms),
+        ..v1::Retry::default()
+    }
+}
+
+fn terms(terms: &Terms) -> v1::Terms {
+    v1::Terms {
+        retry: terms.backoff.map(retry),
+        expires_at_ms: terms.expires.map_or(0, |at| at.0),
+        attach_ttl_ms: terms.attach_ms,
+    }
+}
+
+fn parse_terms(terms: &v1::Terms) -> Result<Option<Arc<Terms>>, Refusal> {
+    let backoff = terms.retry.as_ref().map(|retry| parse_backoff(retry, Backoff::default()));
+    let terms = Terms {
+        backoff: backoff.transpose().map_err(|refusal| refusal.within("retry"))?.flatten(),
+        expires: (terms.expires_at_ms > 0).then_some(Millis(terms.expires_at_ms)),
+        attach_ms: terms.attach_ttl_ms,
+    };
+    Ok((terms != Terms::default()).then(|| Arc::new(terms)))
+}
+
+/// A try that is over, on the wire.
+pub fn tried(tried: &Try) -> v1::Try {
+    let end = match tried.end {
+        End::Succeeded => "succeeded",
+        End::Failed => "failed",
+        End::FailedForGood => "failed_for_good",
+        End::Lost => "lost",
+    };
+    v1::Try {
+        attempt: tried.attempt.into(),
+        seat: tried.seat.as_ref().map_or_else(String::new, |seat| seat.as_str().into()),
+        started_ms: tried.started.0,
+        ended_ms: tried.ended.0,
+        end: end.into(),
+        error: tried.error.as_ref().into(),
+    }
 }
 
 /// What a run says of how far it is: within bounds, whatever it says.
@@ -113,6 +270,9 @@ pub fn run(run: &Run, max_duration_ms: u64) -> v1::Run {
         max_attempts: run.max_attempts.into(),
         started_ms: run.started.0,
         max_duration_ms,
+        chained: run.charge.chained,
+        lost: run.lost.into(),
+        terms: run.terms.as_deref().map(terms),
     }
 }
 
@@ -126,6 +286,12 @@ pub fn parse_run(run: &v1::Run) -> Result<Run, Refusal> {
     let level: [u8; 16] = run.level[..]
         .try_into()
         .map_err(|_| Refusal::invalid("level", format!("has {} bytes, not 16", run.level.len())))?;
+    let charge = Charge {
+        cost: Cost::new(run.cost_thousandths)?,
+        weight: weight(run.weight_thousandths)?,
+        chained: run.chained,
+    };
+    let terms = run.terms.as_ref().map(|terms| parse_terms(terms).map_err(|refusal| refusal.within("terms")));
     Ok(Run {
         task,
         lane: LaneId {
@@ -135,9 +301,11 @@ pub fn parse_run(run: &v1::Run) -> Result<Run, Refusal> {
         },
         level: Level::from_bytes(level),
         key: Key::new(&run.key)?,
-        charge: Charge { cost: Cost::new(run.cost_thousandths)?, weight: weight(run.weight_thousandths)? },
+        charge,
         attempt: parse_attempt("attempt", run.attempt)?,
         max_attempts: parse_attempt("max_attempts", run.max_attempts)?,
+        lost: small("lost", run.lost, u8::MAX)?,
+        terms: terms.transpose()?.flatten(),
         fence,
         started: Millis(run.started_ms),
     })
@@ -291,13 +459,84 @@ mod tests {
             lane: LaneId { queue: QueueId(7), priority: Priority(9), class: Class(15) },
             level: Level::from_bytes([7; 16]),
             key: Key::new("acme/ü").unwrap(),
-            charge: Charge { cost: Cost::MAX, weight: Weight::MIN },
+            charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: true },
             attempt: 1_000,
             max_attempts: 1,
+            lost: 255,
+            terms: Some(Arc::new(Terms {
+                backoff: Some(Backoff { first_ms: 1, factor: 1_500, max_ms: 70 }),
+                expires: Some(Millis(9)),
+                attach_ms: 1_000,
+            })),
             fence: Fence { epoch: Epoch(3), dispatch: 9 },
             started: Millis(5),
         };
-        assert_eq!(parse_run(&run(&there, 70)), Ok(there));
+        assert_eq!(parse_run(&run(&there, 70)), Ok(there.clone()));
+        let plain = Run { terms: None, ..there };
+        assert_eq!(parse_run(&run(&plain, 0)), Ok(plain));
+    }
+
+    #[test]
+    fn a_new_task_says_what_is_wrong_with_it() {
+        let field = |change: fn(&mut v1::NewTask)| {
+            let mut task = v1::NewTask::default();
+            change(&mut task);
+            let new = new_task(task).and_then(|new| new.check(0));
+            new.map_err(|refusal| refusal.field).err().unwrap_or_default()
+        };
+        let retry = |retry: v1::Retry| Some(retry);
+        assert_eq!(field(|_| {}), "");
+        assert_eq!(field(|t| (t.delay_ms, t.run_at_ms) = (Some(1), Some(1))), "delay_ms");
+        assert_eq!(field(|t| t.delay_ms = Some(u64::MAX)), "delay_ms");
+        assert_eq!(field(|t| t.max_duration_ms = Some(0)), "max_duration_ms");
+        assert_eq!(field(|t| t.expires_ms = Some(0)), "expires_ms");
+        assert_eq!(field(|t| t.attach_ttl_ms = Some(999)), "attach_ttl_ms");
+        assert_eq!(field(|t| t.unique_ms = Some(1)), "unique_ms");
+        assert_eq!(field(|t| t.unique_key = "x".repeat(257)), "unique_key");
+        assert_eq!(field(|t| (t.unique_key, t.unique_ms) = ("x".into(), Some(0))), "unique_ms");
+        let wrong = [
+            (v1::Retry { max_attempts: Some(0), ..Default::default() }, "retry.max_attempts"),
+            (v1::Retry { max_attempts: Some(70_000), ..Default::default() }, "retry.max_attempts"),
+            (v1::Retry { backoff_ms: Some(u64::MAX), ..Default::default() }, "retry.backoff_ms"),
+            (v1::Retry { max_backoff_ms: Some(u64::MAX), ..Default::default() }, "retry.max_backoff_ms"),
+            (v1::Retry { factor_thousandths: Some(999), ..Default::default() }, "retry.factor"),
+            (v1::Retry { max_lost: Some(1), ..Default::default() }, "retry.max_lost"),
+        ];
+        for (said, field) in wrong {
+            let task = v1::NewTask { retry: retry(said), ..Default::default() };
+            assert_eq!(new_task(task).unwrap_err().field, field, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn where_a_task_says_nothing_its_queue_decides() {
+        let queue = Backoff { first_ms: 70, factor: 3_000, max_ms: 700 };
+        let of = |retry: v1::Retry| {
+            let task = v1::NewTask { retry: Some(retry), ..Default::default() };
+            new_task_in(task, queue).unwrap().backoff
+        };
+        assert_eq!(of(v1::Retry { max_attempts: Some(3), ..Default::default() }), None);
+        let slower = v1::Retry { factor_thousandths: Some(4_000), ..Default::default() };
+        assert_eq!(of(slower), Some(Backoff { factor: 4_000, ..queue }));
+        let later = v1::Retry { backoff_ms: Some(5_000), ..Default::default() };
+        assert_eq!(of(later), Some(Backoff { first_ms: 5_000, factor: 3_000, max_ms: 5_000 }));
+        assert!(
+            is_partial(&later) && !is_partial(&v1::Retry::default()) && !is_partial(&super::retry(queue))
+        );
+    }
+
+    #[test]
+    fn settings_are_changed_as_a_whole_or_not_at_all() {
+        let before = Settings::default();
+        let retry = v1::Retry { max_attempts: Some(9), max_lost: Some(300), ..Default::default() };
+        let change = v1::QueueSettings { retry: Some(retry), ..Default::default() };
+        assert_eq!(changed(before.clone(), &change).unwrap_err().field, "retry.max_lost");
+        let change = v1::QueueSettings { retention_ms: Some(u64::MAX), ..Default::default() };
+        assert_eq!(changed(before.clone(), &change).unwrap_err().field, "retention_ms");
+        let change = v1::QueueSettings { paused: Some(true), ..Default::default() };
+        let after = changed(before.clone(), &change).unwrap();
+        assert_eq!(after, Settings { paused: true, ..before.clone() });
+        assert_eq!(changed(before, &settings(&after)), Ok(after));
     }
 
     #[test]

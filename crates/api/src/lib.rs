@@ -35,5 +35,7 @@ pub const LINE_BYTES: usize = 4 * 1024;
 pub const PROGRESS_BYTES: usize = 1024;
 /// The longest request id, in bytes.
 pub const REQUEST_ID_BYTES: usize = 128;
+/// The last time that may be named, in milliseconds since 1970: the end of the year 9999.
+pub const TIME_MS: u64 = 253_402_300_799_999;
 /// Most tasks in one page of a list.
 pub const PAGE_TASKS: u32 = 1_000;

@@ -4,6 +4,8 @@
 //! What comes in refuses fields that it does not know, so that a misspelt one is noticed. What goes out leaves
 //! out what does not apply.
 
+use std::collections::HashSet;
+
 use base64::alphabet;
 use base64::engine::{Engine, GeneralPurpose, GeneralPurposeConfig};
 use evenhand_core::backlog::Weight;
@@ -89,14 +91,125 @@ pub struct NewTask {
     #[serde(default, deserialize_with = "whole")]
     #[schema(maximum = 9)]
     pub priority: Option<u32>,
-    /// How often it may be tried; 5 if nobody says.
-    #[serde(default, deserialize_with = "whole")]
-    #[schema(minimum = 1, maximum = 1000)]
-    pub max_attempts: Option<u32>,
+    /// How it is tried again when it fails; where it says nothing, its queue decides.
+    pub retry: Option<TaskRetry>,
     /// How long one run may take.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 31_536_000_000_u64)]
     pub max_duration_ms: Option<u64>,
+    /// It may start after so long.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 315_360_000_000_u64)]
+    pub delay_ms: Option<u64>,
+    /// It may start at this time, in milliseconds since 1970; the past is now. Not with `delay_ms`.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
+    pub run_at_ms: Option<u64>,
+    /// It is too late to start it after so long.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 315_360_000_000_u64)]
+    pub expires_ms: Option<u64>,
+    /// It is canceled when nobody has watched it for so long.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1_000, maximum = 86_400_000)]
+    pub attach_ttl_ms: Option<u64>,
+    /// The same again in the same queue within `unique_ms` is the same task.
+    #[schema(max_length = 256)]
+    pub unique_key: Option<String>,
+    /// How long `unique_key` counts; a day if nobody says.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 2_592_000_000_u64)]
+    pub unique_ms: Option<u64>,
+}
+
+/// How a task is tried again when it fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TaskRetry {
+    /// How often it is tried in all.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub max_attempts: Option<u32>,
+    /// How long it waits before the second try. All waits vary by half.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 2_592_000_000_u64)]
+    pub backoff_ms: Option<u64>,
+    /// How many times as long each next wait is.
+    #[schema(minimum = 1, maximum = 100, multiple_of = 0.001)]
+    pub factor: Option<f64>,
+    /// How long a wait is at most.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 2_592_000_000_u64)]
+    pub max_backoff_ms: Option<u64>,
+}
+
+impl TaskRetry {
+    /// The same on the wire.
+    pub fn to_wire(self) -> Result<v1::Retry, Refusal> {
+        let TaskRetry { max_attempts, backoff_ms, factor, max_backoff_ms } = self;
+        Retry { max_attempts, backoff_ms, factor, max_backoff_ms, max_lost: None }.to_wire()
+    }
+}
+
+/// How a queue's tasks are tried again when they fail and do not say themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Retry {
+    /// How often a task is tried in all.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub max_attempts: Option<u32>,
+    /// How long it waits before the second try. All waits vary by half.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 2_592_000_000_u64)]
+    pub backoff_ms: Option<u64>,
+    /// How many times as long each next wait is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100, multiple_of = 0.001)]
+    pub factor: Option<f64>,
+    /// How long a wait is at most.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 2_592_000_000_u64)]
+    pub max_backoff_ms: Option<u64>,
+    /// After so many runs that were lost with their workers a task is not tried again.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 255)]
+    pub max_lost: Option<u32>,
+}
+
+impl Retry {
+    /// The same on the wire.
+    pub fn to_wire(self) -> Result<v1::Retry, Refusal> {
+        Ok(v1::Retry {
+            max_attempts: self.max_attempts,
+            backoff_ms: self.backoff_ms,
+            factor_thousandths: self.factor.map(factor).transpose()?,
+            max_backoff_ms: self.max_backoff_ms,
+            max_lost: self.max_lost,
+        })
+    }
+}
+
+impl From<v1::Retry> for Retry {
+    fn from(retry: v1::Retry) -> Retry {
+        Retry {
+            max_attempts: retry.max_attempts,
+            backoff_ms: retry.backoff_ms,
+            factor: retry.factor_thousandths.map(|factor| f64::from(factor) / 1e3),
+            max_backoff_ms: retry.max_backoff_ms,
+            max_lost: retry.max_lost,
+        }
+    }
+}
+
+/// The factor of a backoff in thousandths, as the wire has it.
+pub fn factor(factor: f64) -> Result<u32, Refusal> {
+    let thousandths = (factor * 1e3).round();
+    if (1.0..=100.0).contains(&factor) && thousandths / 1e3 == factor {
+        return Ok(thousandths as u32);
+    }
+    let advice = "use 1 to 100 with at most three decimals";
+    Err(Refusal::invalid("factor", format!("{factor:?} is out of range; {advice}")))
 }
 
 /// A value that is there: null is one, not its absence.
@@ -168,14 +281,21 @@ impl NewTask {
                 .map_err(|error| Refusal::invalid("base64", format!("cannot be read: {error}")))?,
             (None, None, None) => Vec::new(),
         };
+        let retry = self.retry.map(TaskRetry::to_wire).transpose();
         Ok(v1::NewTask {
             payload: payload.into(),
             key: self.key.unwrap_or_default(),
             weight_thousandths: self.weight.map(weight).transpose()?,
             priority: self.priority,
-            max_attempts: self.max_attempts,
+            retry: retry.map_err(|refusal| refusal.within("retry"))?,
             max_duration_ms: self.max_duration_ms,
             content_type,
+            delay_ms: self.delay_ms,
+            run_at_ms: self.run_at_ms,
+            expires_ms: self.expires_ms,
+            attach_ttl_ms: self.attach_ttl_ms,
+            unique_key: self.unique_key.unwrap_or_default(),
+            unique_ms: self.unique_ms,
         })
     }
 }
@@ -198,14 +318,16 @@ pub struct EnqueuedTask {
     /// Its id.
     #[schema(example = "0-42")]
     pub id: String,
-    /// False: the request id was known, and this is the task of then.
+    /// False: the request id or its unique key was known, and this is the task of then.
     pub created: bool,
 }
 
 impl From<v1::EnqueueResponse> for Enqueued {
     fn from(response: v1::EnqueueResponse) -> Enqueued {
-        let created = response.created;
-        Enqueued { tasks: response.ids.into_iter().map(|id| EnqueuedTask { id, created }).collect() }
+        let known: HashSet<u32> = response.known.into_iter().collect();
+        let created = |n: u32| response.created && !known.contains(&n);
+        let ids = (0..).zip(response.ids);
+        Enqueued { tasks: ids.map(|(n, id)| EnqueuedTask { id, created: created(n) }).collect() }
     }
 }
 
@@ -223,6 +345,10 @@ pub enum State {
     Failed,
     /// Somebody canceled it.
     Canceled,
+    /// It waits for a time: its delay, or the backoff before its next try.
+    Scheduled,
+    /// It was not started in time.
+    Expired,
 }
 
 impl State {
@@ -234,6 +360,8 @@ impl State {
             v1::TaskState::Succeeded => State::Succeeded,
             v1::TaskState::Failed => State::Failed,
             v1::TaskState::Canceled => State::Canceled,
+            v1::TaskState::Scheduled => State::Scheduled,
+            v1::TaskState::Expired => State::Expired,
         }
     }
 
@@ -245,6 +373,8 @@ impl State {
             State::Succeeded => v1::TaskState::Succeeded,
             State::Failed => v1::TaskState::Failed,
             State::Canceled => v1::TaskState::Canceled,
+            State::Scheduled => v1::TaskState::Scheduled,
+            State::Expired => v1::TaskState::Expired,
         }
     }
 
@@ -256,14 +386,16 @@ impl State {
             State::Succeeded => "succeeded",
             State::Failed => "failed",
             State::Canceled => "canceled",
+            State::Scheduled => "scheduled",
+            State::Expired => "expired",
         }
     }
 
     /// Whether the task has ended.
     pub fn is_over(self) -> bool {
         match self {
-            State::Succeeded | State::Failed | State::Canceled => true,
-            State::Queued | State::Running => false,
+            State::Succeeded | State::Failed | State::Canceled | State::Expired => true,
+            State::Queued | State::Running | State::Scheduled => false,
         }
     }
 }
@@ -282,16 +414,16 @@ pub struct Task {
     pub state: State,
     /// 0 (first) to 9.
     pub priority: u32,
-    /// Which try runs, ran last, or comes next. Absent: it ended without a run.
+    /// Which try runs, ran last, or comes next. Absent: nobody knows any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// How often it may be tried. Absent: it ended without a run.
+    /// How often it may be tried. Absent: its queue decides, or nobody knows any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
-    /// When it was accepted, in milliseconds since 1970. Until it has ended.
+    /// When it was accepted, in milliseconds since 1970. Not in all events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_ms: Option<u64>,
-    /// The size of its payload. Until it has ended.
+    /// The size of its payload. Not in events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_bytes: Option<u64>,
     /// What its payload is, if somebody said.
@@ -300,6 +432,15 @@ pub struct Task {
     /// How long one run may take, if that is bounded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_duration_ms: Option<u64>,
+    /// While it is scheduled: when it is due, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due_ms: Option<u64>,
+    /// When it expires, if it does, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at_ms: Option<u64>,
+    /// It is canceled when nobody has watched it for so long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attach_ttl_ms: Option<u64>,
     /// While it waits: how many tasks of its queue and priority go before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ahead: Option<u64>,
@@ -328,12 +469,58 @@ pub struct Task {
     /// What its last run said of its failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// When it ended, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
+    /// Its tries that are over, the last ones, in order. Not in lists and events.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tries: Vec<Try>,
+    /// The ended task that it runs again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay_of: Option<String>,
+    /// The task that runs it again, the latest one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replayed_as: Option<String>,
+}
+
+/// A try at a task that is over.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Try {
+    /// Which.
+    pub attempt: u32,
+    /// The seat of its worker, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seat: Option<String>,
+    /// When it began, if that is known, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_ms: Option<u64>,
+    /// When its end was known, in milliseconds since 1970.
+    pub ended_ms: u64,
+    /// succeeded, failed, failed_for_good or lost.
+    pub end: String,
+    /// What it said of its failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl From<v1::Try> for Try {
+    fn from(tried: v1::Try) -> Try {
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        Try {
+            attempt: tried.attempt,
+            seat: said(tried.seat),
+            started_ms: (tried.started_ms > 0).then_some(tried.started_ms),
+            ended_ms: tried.ended_ms,
+            end: tried.end,
+            error: said(tried.error),
+        }
+    }
 }
 
 impl From<v1::Task> for Task {
     fn from(task: v1::Task) -> Task {
         let state = State::of(&task);
-        let (waits, runs, lives) = (state == State::Queued, state == State::Running, !state.is_over());
+        let (waits, runs) = (state == State::Queued, state == State::Running);
         let said = |text: String| (!text.is_empty()).then_some(text);
         let result = task.result.map(|bytes| String::from_utf8(bytes.into()));
         let (result, result_base64) = match result {
@@ -347,12 +534,15 @@ impl From<v1::Task> for Task {
             key: task.key,
             state,
             priority: task.priority,
-            attempt: (task.max_attempts > 0).then_some(task.attempt),
+            attempt: (task.attempt > 0).then_some(task.attempt),
             max_attempts: (task.max_attempts > 0).then_some(task.max_attempts),
-            accepted_ms: (lives && task.accepted_ms > 0).then_some(task.accepted_ms),
-            payload_bytes: (lives && task.accepted_ms > 0).then_some(task.payload_bytes),
+            accepted_ms: (task.accepted_ms > 0).then_some(task.accepted_ms),
+            payload_bytes: (task.accepted_ms > 0).then_some(task.payload_bytes),
             content_type: said(task.content_type),
             max_duration_ms: task.max_duration_ms,
+            due_ms: task.due_ms.filter(|_| state == State::Scheduled),
+            expires_at_ms: task.expires_at_ms,
+            attach_ttl_ms: task.attach_ttl_ms,
             ahead: task.ahead.filter(|_| waits),
             ahead_is_exact: task.ahead.filter(|_| waits).map(|_| task.ahead_is_exact),
             hold: said(task.hold).filter(|_| waits),
@@ -362,6 +552,10 @@ impl From<v1::Task> for Task {
             result,
             result_base64,
             error: said(task.error),
+            ended_ms: task.ended_ms,
+            tries: task.tries.into_iter().map(Try::from).collect(),
+            replay_of: said(task.replay_of),
+            replayed_as: said(task.replayed_as),
         }
     }
 }
@@ -407,6 +601,192 @@ pub struct Canceled {
     pub stopping: bool,
 }
 
+/// What became of a replay.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Replayed {
+    /// The new task.
+    #[schema(example = "0-43")]
+    pub id: String,
+}
+
+/// How a task stands that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Unfinished {
+    /// It waits for its turn.
+    Queued,
+    /// A worker runs it.
+    Running,
+    /// It waits for a time.
+    Scheduled,
+}
+
+impl From<Unfinished> for State {
+    fn from(state: Unfinished) -> State {
+        match state {
+            Unfinished::Queued => State::Queued,
+            Unfinished::Running => State::Running,
+            Unfinished::Scheduled => State::Scheduled,
+        }
+    }
+}
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Over {
+    /// It ended well.
+    Succeeded,
+    /// It was tried as often as it may be, or said that trying again is of no use.
+    Failed,
+    /// Somebody canceled it.
+    Canceled,
+    /// It was not started in time.
+    Expired,
+}
+
+impl From<Over> for State {
+    fn from(state: Over) -> State {
+        match state {
+            Over::Succeeded => State::Succeeded,
+            Over::Failed => State::Failed,
+            Over::Canceled => State::Canceled,
+            Over::Expired => State::Expired,
+        }
+    }
+}
+
+/// Which tasks to cancel: all that match everything that is named; a queue or a key at least.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CancelMany {
+    /// Of this queue.
+    #[schema(max_length = 64, pattern = "^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+    pub queue: Option<String>,
+    /// Of this key.
+    #[schema(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    pub key: Option<String>,
+    /// In this state.
+    #[schema(inline)]
+    pub state: Option<Unfinished>,
+    /// Accepted at this time or later, in milliseconds since 1970.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
+    pub accepted_from_ms: Option<u64>,
+    /// Accepted before this time, in milliseconds since 1970.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
+    pub accepted_before_ms: Option<u64>,
+    /// Where the last call ended.
+    #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}-[12])?$")]
+    pub cursor: Option<String>,
+    /// Tasks to change in this call at most; 1000 if nobody says.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub limit: Option<u32>,
+}
+
+/// Which ended tasks to run again, of those that were not yet: all that match everything that is named; a queue or
+/// a key at least.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayMany {
+    /// Of this queue.
+    #[schema(max_length = 64, pattern = "^([A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+    pub queue: Option<String>,
+    /// Of this key.
+    #[schema(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    pub key: Option<String>,
+    /// In this state.
+    #[schema(inline)]
+    pub state: Option<Over>,
+    /// Accepted at this time or later, in milliseconds since 1970.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
+    pub accepted_from_ms: Option<u64>,
+    /// Accepted before this time, in milliseconds since 1970.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 253_402_300_799_999_u64)]
+    pub accepted_before_ms: Option<u64>,
+    /// Where the last call ended.
+    #[schema(pattern = "^([0-9]{1,9}-[0-9]{1,18}-[0-9]{1,18}-[12])?$")]
+    pub cursor: Option<String>,
+    /// Tasks to run again in this call at most; 1000 if nobody says.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub limit: Option<u32>,
+}
+
+impl From<CancelMany> for v1::ManyRequest {
+    fn from(many: CancelMany) -> v1::ManyRequest {
+        let CancelMany { queue, key, state, accepted_from_ms, accepted_before_ms, cursor, limit } = many;
+        let filter = filter(queue, key, state.map(State::from), accepted_from_ms, accepted_before_ms);
+        v1::ManyRequest { filter: Some(filter), cursor: cursor.unwrap_or_default(), limit }
+    }
+}
+
+impl From<ReplayMany> for v1::ManyRequest {
+    fn from(many: ReplayMany) -> v1::ManyRequest {
+        let ReplayMany { queue, key, state, accepted_from_ms, accepted_before_ms, cursor, limit } = many;
+        let filter = filter(queue, key, state.map(State::from), accepted_from_ms, accepted_before_ms);
+        v1::ManyRequest { filter: Some(filter), cursor: cursor.unwrap_or_default(), limit }
+    }
+}
+
+fn filter(
+    queue: Option<String>,
+    key: Option<String>,
+    state: Option<State>,
+    accepted_from_ms: Option<u64>,
+    accepted_before_ms: Option<u64>,
+) -> v1::Filter {
+    v1::Filter {
+        queue: queue.unwrap_or_default(),
+        key: key.unwrap_or_default(),
+        state: state.map_or(v1::TaskState::Unspecified, State::to_wire).into(),
+        accepted_from_ms,
+        accepted_before_ms,
+    }
+}
+
+/// What became of a cancel of many.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CanceledMany {
+    /// Tasks that this call canceled, or had stopped.
+    pub changed: u64,
+    /// Of these, running ones whose workers were told to stop them.
+    pub stopping: u64,
+    /// For the next call. Absent: all are done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+impl From<v1::ManyResponse> for CanceledMany {
+    fn from(many: v1::ManyResponse) -> CanceledMany {
+        let cursor = (!many.cursor.is_empty()).then_some(many.cursor);
+        CanceledMany { changed: many.changed, stopping: many.stopping, cursor }
+    }
+}
+
+/// What became of a replay of many.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReplayedMany {
+    /// Tasks that this call had run again.
+    pub changed: u64,
+    /// The new tasks.
+    pub ids: Vec<String>,
+    /// For the next call. Absent: all are done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+impl From<v1::ManyResponse> for ReplayedMany {
+    fn from(many: v1::ManyResponse) -> ReplayedMany {
+        let cursor = (!many.cursor.is_empty()).then_some(many.cursor);
+        ReplayedMany { changed: many.changed, ids: many.ids, cursor }
+    }
+}
+
 /// Something that happened to a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Event {
@@ -415,7 +795,7 @@ pub struct Event {
     /// Which task; absent if it is none in particular.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_id: Option<String>,
-    /// Of `queued`, `started` and `finished`: how it stands.
+    /// Of `queued`, `scheduled`, `started` and `finished`: how it stands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<Task>,
     /// Of `output`: a line that its run wrote to standard error.
@@ -439,8 +819,9 @@ impl Event {
             Some(v1::task_event::Event::Task(task)) => {
                 let name = match State::of(&task) {
                     State::Queued => "queued",
+                    State::Scheduled => "scheduled",
                     State::Running => "started",
-                    State::Succeeded | State::Failed | State::Canceled => "finished",
+                    State::Succeeded | State::Failed | State::Canceled | State::Expired => "finished",
                 };
                 said.task = Some(task.into());
                 name
@@ -480,6 +861,16 @@ pub struct Queue {
     pub failed: u64,
     /// Tasks that were canceled, ever.
     pub canceled: u64,
+    /// Tasks that were not started in time, ever.
+    pub expired: u64,
+    /// Tasks that wait for a time.
+    pub scheduled: u64,
+    /// Nothing of it is started.
+    pub paused: bool,
+    /// What its loop does: `idle` (nothing to do), `running` (there is something to start), `scheduled` (asleep until
+    /// something is due or comes), `saturated` (every slot is taken: asleep until one becomes free).
+    #[serde(rename = "loop")]
+    pub loop_state: String,
     /// How long the task has waited that goes next. Absent: none waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_waiting_ms: Option<u64>,
@@ -495,6 +886,10 @@ impl From<v1::Queue> for Queue {
             succeeded: queue.succeeded,
             failed: queue.failed,
             canceled: queue.canceled,
+            expired: queue.expired,
+            scheduled: queue.scheduled,
+            paused: queue.paused,
+            loop_state: queue.r#loop,
             oldest_waiting_ms: queue.oldest_waiting_ms,
         }
     }
@@ -513,12 +908,116 @@ impl From<v1::QueuesResponse> for Queues {
     }
 }
 
-/// One queue, and the shares of its busiest keys.
+/// How a queue treats its tasks.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QueueSettings {
+    /// How its tasks are tried again, if they do not say themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Retry>,
+    /// How long ends are remembered, with their results; 0 is not at all.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 31_536_000_000_u64)]
+    pub retention_ms: Option<u64>,
+    /// Nothing of it is started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+}
+
+impl QueueSettings {
+    /// The same on the wire.
+    pub fn to_wire(self) -> Result<v1::QueueSettings, Refusal> {
+        let retry = self.retry.map(Retry::to_wire).transpose();
+        Ok(v1::QueueSettings {
+            retry: retry.map_err(|refusal| refusal.within("retry"))?,
+            retention_ms: self.retention_ms,
+            paused: self.paused,
+        })
+    }
+}
+
+impl From<v1::QueueSettings> for QueueSettings {
+    fn from(settings: v1::QueueSettings) -> QueueSettings {
+        QueueSettings {
+            retry: settings.retry.map(Retry::from),
+            retention_ms: settings.retention_ms,
+            paused: settings.paused,
+        }
+    }
+}
+
+/// What to change of a queue's settings: all that is named, or nothing.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetQueue {
+    /// What is absent stays.
+    pub settings: QueueSettings,
+    /// Only if nobody has changed them since: the version as it was read.
+    #[serde(default, deserialize_with = "whole")]
+    pub version: Option<u64>,
+}
+
+impl SetQueue {
+    /// The same on the wire.
+    pub fn to_wire(self, name: String) -> Result<v1::SetQueueRequest, Refusal> {
+        let settings = self.settings.to_wire().map_err(|refusal| refusal.within("settings"))?;
+        Ok(v1::SetQueueRequest { name, settings: Some(settings), version: self.version })
+    }
+}
+
+/// What to change of a key of a queue.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetKey {
+    /// The key; empty is the shared one.
+    #[schema(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "acme")]
+    pub key: String,
+    /// Its weight from now on, whatever its tasks ask for: 0.001 to 1000 with at most three decimals; 0 is what they
+    /// ask for again. What is absent stays.
+    #[schema(minimum = 0, maximum = 1000, multiple_of = 0.001, example = 1)]
+    pub weight: Option<f64>,
+    /// True: its tasks wait, and what runs goes on.
+    pub paused: Option<bool>,
+}
+
+impl SetKey {
+    /// The same on the wire.
+    pub fn to_wire(self, queue: String) -> Result<v1::SetKeyRequest, Refusal> {
+        let SetKey { key, weight, paused } = self;
+        let weight_thousandths = match weight {
+            Some(0.0) => Some(0),
+            Some(weight) => Some(Weight::new(weight)?.thousandths()),
+            None => None,
+        };
+        Ok(v1::SetKeyRequest { queue, key, weight_thousandths, paused })
+    }
+}
+
+/// A queue's settings, all of them.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct QueueSet {
+    /// What they are now.
+    pub settings: QueueSettings,
+    /// Grows with every change of them.
+    pub version: u64,
+}
+
+impl From<v1::SetQueueResponse> for QueueSet {
+    fn from(set: v1::SetQueueResponse) -> QueueSet {
+        QueueSet { settings: set.settings.unwrap_or_default().into(), version: set.version }
+    }
+}
+
+/// One queue, its settings, and the shares of its busiest keys.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct QueueDetail {
     /// The queue.
     #[serde(flatten)]
     pub queue: Queue,
+    /// All of them.
+    pub settings: QueueSettings,
+    /// Grows with every change of them; 0 if there was none.
+    pub version: u64,
     /// Keys that start most or go next, not all there are.
     pub keys: Vec<QueueKey>,
 }
@@ -527,6 +1026,8 @@ impl From<v1::QueueResponse> for QueueDetail {
     fn from(response: v1::QueueResponse) -> QueueDetail {
         QueueDetail {
             queue: response.queue.unwrap_or_default().into(),
+            settings: response.settings.unwrap_or_default().into(),
+            version: response.version,
             keys: response.keys.into_iter().map(QueueKey::from).collect(),
         }
     }
@@ -549,6 +1050,8 @@ pub struct QueueKey {
     pub share: f64,
     /// The part that is due to it while it waits: its weight among those of all keys that wait, 0 to 1.
     pub share_due: f64,
+    /// It may not run.
+    pub paused: bool,
 }
 
 impl From<v1::QueueKey> for QueueKey {
@@ -561,6 +1064,7 @@ impl From<v1::QueueKey> for QueueKey {
             started: key.started,
             share: key.share,
             share_due: key.share_due,
+            paused: key.paused,
         }
     }
 }

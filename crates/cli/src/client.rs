@@ -1,10 +1,10 @@
-//! What asks a server and ends: get, cancel, list, queues, workers, status.
+//! What asks a server and ends: get, list, queues, workers, status.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args as ClapArgs, ValueEnum};
-use evenhand::{Client, Refusal, wire};
+use evenhand::{Client, Filter, Refusal, wire};
 use evenhand_api::rest;
 
 use crate::terminal::{Stream, print, print_json};
@@ -48,22 +48,87 @@ pub(crate) struct TaskArgs {
     pub(crate) look: LookArgs,
 }
 
-/// Which tasks.
+/// Which tasks: those that match everything that is named.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct FilterArgs {
+    /// Of this queue only
+    #[arg(long, value_name = "QUEUE")]
+    pub(crate) queue: Option<String>,
+    /// Of this key only
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<String>,
+    /// In this state only
+    #[arg(long, value_name = "STATE")]
+    pub(crate) state: Option<StateArg>,
+    /// Accepted at this time or later (2026-11-16T09:30:00Z), or so long ago at most (2h)
+    #[arg(long, value_parser = parse::time_or_ago, value_name = "TIME")]
+    pub(crate) since: Option<SystemTime>,
+    /// Accepted before this time, or longer ago
+    #[arg(long, value_parser = parse::time_or_ago, value_name = "TIME")]
+    pub(crate) until: Option<SystemTime>,
+}
+
+impl FilterArgs {
+    /// Nothing is named.
+    pub(crate) fn is_empty(&self) -> bool {
+        let FilterArgs { queue, key, state, since, until } = self;
+        queue.is_none() && key.is_none() && state.is_none() && since.is_none() && until.is_none()
+    }
+
+    pub(crate) fn filter(&self) -> Filter {
+        let state = self.state.map_or(wire::TaskState::Unspecified, StateArg::to_wire);
+        Filter::from(wire::Filter {
+            queue: self.queue.clone().unwrap_or_default(),
+            key: self.key.clone().unwrap_or_default(),
+            state: state.into(),
+            accepted_from_ms: self.since.map(parse::since_1970),
+            accepted_before_ms: self.until.map(parse::since_1970),
+        })
+    }
+}
+
+/// How a task can stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StateArg {
+    Queued,
+    Scheduled,
+    Running,
+    Succeeded,
+    Failed,
+    Canceled,
+    Expired,
+}
+
+impl StateArg {
+    pub(crate) fn state(self) -> rest::State {
+        match self {
+            StateArg::Queued => rest::State::Queued,
+            StateArg::Scheduled => rest::State::Scheduled,
+            StateArg::Running => rest::State::Running,
+            StateArg::Succeeded => rest::State::Succeeded,
+            StateArg::Failed => rest::State::Failed,
+            StateArg::Canceled => rest::State::Canceled,
+            StateArg::Expired => rest::State::Expired,
+        }
+    }
+
+    fn to_wire(self) -> wire::TaskState {
+        self.state().to_wire()
+    }
+}
+
+/// Which tasks, and how many.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   evenhand list --key acme --state queued
-  evenhand list --queue render --limit 1000 --json | jq -r '.tasks[].id'")]
+  evenhand list --state failed --since 1h
+  evenhand list --queue render --limit 1000 --json | jq -r '.tasks[].id'
+
+Tasks are listed by id, the oldest first: those that have not ended, and those whose end is remembered.")]
 pub(crate) struct ListArgs {
-    /// Of this queue only
-    #[arg(long, value_name = "QUEUE")]
-    queue: Option<String>,
-    /// Of this key only
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
-    /// Those that wait, or those that run
-    #[arg(long, value_name = "STATE")]
-    state: Option<ListedState>,
+    #[command(flatten)]
+    filter: FilterArgs,
     /// How many
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
@@ -72,13 +137,6 @@ pub(crate) struct ListArgs {
     cursor: Option<String>,
     #[command(flatten)]
     look: LookArgs,
-}
-
-/// How a task can stand that has not ended.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ListedState {
-    Queued,
-    Running,
 }
 
 pub(crate) async fn get(args: TaskArgs) -> Done {
@@ -90,30 +148,11 @@ pub(crate) async fn get(args: TaskArgs) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) async fn cancel(args: TaskArgs) -> Done {
-    let stopping = args.look.server.client()?.cancel(&args.id).await?;
-    match (args.look.json, stopping) {
-        (true, stopping) => print_json(&rest::Canceled { stopping })?,
-        (false, true) => {
-            print(format!("task {} is running; its worker has been told to stop it\n", args.id))?
-        }
-        (false, false) => print(format!("task {} is canceled\n", args.id))?,
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 pub(crate) async fn list(args: ListArgs) -> Done {
-    let state = match args.state {
-        None => wire::TaskState::Unspecified,
-        Some(ListedState::Queued) => wire::TaskState::Queued,
-        Some(ListedState::Running) => wire::TaskState::Running,
-    };
     let request = wire::ListRequest {
-        queue: args.queue.unwrap_or_default(),
         cursor: args.cursor.unwrap_or_default(),
         limit: Some(args.limit),
-        key: args.key.unwrap_or_default(),
-        state: state.into(),
+        ..args.filter.filter().into()
     };
     let page = rest::Tasks::from(args.look.server.client()?.list(request).await?);
     if args.look.json {

@@ -32,7 +32,8 @@ const SECTIONS: [Section; 3] = [
     Section {
         name: "client",
         commands: &[
-            "status", "submit", "get", "watch", "explain", "cancel", "list", "queues", "workers", "top",
+            "status", "submit", "get", "watch", "explain", "cancel", "replay", "list", "queues", "queue",
+            "workers", "top",
         ],
     },
     Section { name: "serve", commands: &["serve", "dev"] },
@@ -180,12 +181,7 @@ impl File {
             };
             for told in section.commands {
                 // All of them, so that positions stay as they are.
-                command = command.mut_subcommand(told, |told| {
-                    told.mut_args(|arg| match *arg.get_id() == setting.field.as_str() {
-                        true => arg.required(false).default_values(setting.values.clone()),
-                        false => arg,
-                    })
-                });
+                command = command.mut_subcommand(told, |told| with_default(told, setting));
             }
         }
         command
@@ -196,6 +192,15 @@ impl File {
         let is = |setting: &&Setting| setting.section == section && setting.field == field;
         self.settings.iter().find(is).map(|setting| format!("{}:{}", self.path.display(), setting.line))
     }
+}
+
+/// A command, and those below it, with what a setting says as a default.
+fn with_default(command: Command, setting: &Setting) -> Command {
+    let command = command.mut_args(|arg| match *arg.get_id() == setting.field.as_str() {
+        true => arg.required(false).default_values(setting.values.clone()),
+        false => arg,
+    });
+    command.mut_subcommands(|below| with_default(below, setting))
 }
 
 /// Reads a file's text, and the command line with it.

@@ -92,6 +92,10 @@ async fn look(client: &Client, id: &str) -> Result<Known, Refusal> {
 fn meaning(known: &Known) -> (String, Vec<String>) {
     let Known { task, workers, shard, .. } = known;
     let id = &task.id;
+    let again = |what: &str| match &task.replayed_as {
+        Some(other) => format!("evenhand get {other}   it was run again: this is how that stands"),
+        None => format!("evenhand replay {id}   {what}"),
+    };
     match task.state {
         State::Running => {
             let on = show::why(task);
@@ -102,12 +106,28 @@ fn meaning(known: &Known) -> (String, Vec<String>) {
         State::Succeeded => {
             return (format!("task {id} has succeeded: there is nothing to wait for"), vec![]);
         }
-        State::Canceled => return (format!("task {id} was canceled and will not run"), vec![]),
+        State::Canceled => {
+            return (format!("task {id} was canceled and will not run"), vec![again("runs it after all")]);
+        }
+        State::Expired => {
+            let why = format!("task {id} has expired: it was not started in time, and will not run");
+            return (why, vec![again("runs it after all")]);
+        }
         State::Failed => {
             let tried = format!("after {}", of(task.attempt.unwrap_or(0).into(), "attempt"));
             let error = task.error.as_deref().map_or_else(String::new, |error| format!(": {}", plain(error)));
-            let hint = "submit it again once the reason is gone".into();
+            let hint = again("runs it again, once the reason is gone");
             return (format!("task {id} has failed {tried}{error}"), vec![hint]);
+        }
+        State::Scheduled => {
+            let due = task
+                .due_ms
+                .map_or_else(|| "it is not due yet".into(), |at| format!("it is {}", show::due(at)));
+            let what = match task.attempt {
+                Some(attempt @ 2..) => format!("waits before its attempt {attempt}"),
+                Some(_) | None => "waits for its time".into(),
+            };
+            return (format!("task {id} {what}: {due}"), vec!["this passes by itself".into()]);
         }
         State::Queued => {}
     }
@@ -124,6 +144,10 @@ fn meaning(known: &Known) -> (String, Vec<String>) {
             ));
         }
         return (format!("task {id} waits: the start gate is shut, nothing starts: {waits}"), hints);
+    }
+    if task.hold.as_deref() == Some("its queue is paused") {
+        let hint = format!("evenhand queue resume {queue}   starts its tasks again");
+        return (format!("task {id} waits: its queue {queue} is paused"), vec![hint]);
     }
     let start = |more: &str| format!("evenhand worker {queue} -- COMMAND   starts {more} worker for it");
     if workers.is_empty() {
@@ -194,6 +218,11 @@ fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
             .map(|ahead| format!("{ahead} in queue {}, priority {}", task.queue, task.priority));
         facts.fact("position", place.unwrap_or_default());
         facts.fact("waits for", task.hold.as_deref().unwrap_or_default());
+    }
+    if task.state == State::Scheduled {
+        facts.fact("waits for", task.due_ms.map_or_else(String::new, show::due));
+    }
+    if let State::Queued | State::Scheduled = task.state {
         let last = task.error.as_deref().map(|error| format!("failed: {}", plain(error)));
         facts.fact("last run", last.unwrap_or_default());
     }
@@ -335,6 +364,7 @@ mod tests {
             started: 12,
             share: 0.12,
             share_due: 0.5,
+            paused: false,
         };
         check(
             Known {
@@ -440,13 +470,54 @@ mod tests {
         check(
             known,
             &expect![[r#"
-            task 0-42 has failed after 1 attempt: exit code 7
+                task 0-42 has failed after 1 attempt: exit code 7
 
-              state     failed, attempt 1 of 5
+                  state     failed, attempt 1 of 5
+
+                What to do:
+                  evenhand replay 0-42   runs it again, once the reason is gone
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_paused_queue_and_a_time_to_come_are_waited_for() {
+        let mut known = Known { workers: vec![worker("gpu-1", 0, "")], ..waiting() };
+        known.task.hold = Some("its queue is paused".into());
+        let (why, hints) = meaning(&known);
+        assert_eq!(why, "task 0-42 waits: its queue render is paused");
+        assert_eq!(hints, ["evenhand queue resume render   starts its tasks again"]);
+
+        let mut known = waiting();
+        known.task.state = State::Scheduled;
+        known.task.due_ms = Some(1);
+        known.task.attempt = Some(2);
+        known.task.error = Some("exit code 7".into());
+        check(
+            known,
+            &expect![[r#"
+            task 0-42 waits before its attempt 2: it is due
+
+              state     scheduled, attempt 2 of 5
+              waits for due
+              last run  failed: exit code 7
+              workers   none serves render
+              gate      open
 
             What to do:
-              submit it again once the reason is gone
+              this passes by itself
         "#]],
         );
+    }
+
+    #[test]
+    fn what_has_ended_can_be_run_again_or_was() {
+        let mut known = waiting();
+        known.task.state = State::Expired;
+        let (why, hints) = meaning(&known);
+        assert_eq!(why, "task 0-42 has expired: it was not started in time, and will not run");
+        assert_eq!(hints, ["evenhand replay 0-42   runs it after all"]);
+        known.task.replayed_as = Some("0-43".into());
+        assert_eq!(meaning(&known).1, ["evenhand get 0-43   it was run again: this is how that stands"]);
     }
 }

@@ -4,8 +4,8 @@
 //! error. It ends with 0 if all is well, and otherwise by the kind of the error: see `evenhand --help`.
 //!
 //! In reading order: `config` (which settings count), `serve`, `worker`, `dev` (what goes on until it is stopped),
-//! `client` (what asks a server and ends), `submit`, `watch`, `explain`, `top`; `bench`, `store`; `show` and `table`
-//! make what people see, `terminal` brings it to them, `parse` reads what they type.
+//! `client` (what asks a server and ends), `submit`, `watch`, `explain`, `many` (cancel and replay), `queue`, `top`;
+//! `bench`, `store`; `show` and `table` make what people see, `terminal` brings it to them, `parse` reads what they type.
 
 mod bench;
 mod client;
@@ -13,7 +13,9 @@ mod config;
 mod dev;
 mod explain;
 mod log;
+mod many;
 mod parse;
+mod queue;
 mod serve;
 mod show;
 mod store;
@@ -47,6 +49,7 @@ Examples:
   evenhand worker render=3 mail=1 -- ./work.sh   a worker for two queues
   evenhand submit render --key acme 'page 7'     a task
   evenhand explain 0-42                          why it is not running
+  evenhand replay --queue render --state failed  what failed, once more
   evenhand top                                   everything at a glance
 
 Settings come from flags, then the environment, then a file: see `evenhand config --help`.
@@ -79,18 +82,24 @@ enum Command {
     Watch(watch::Args),
     /// Say why a task is not running, and what to do about it
     Explain(explain::Args),
-    /// Cancel a task
+    /// Cancel tasks
     ///
     /// A task that waits will never run. One that runs is stopped: its worker is told to end it.
-    #[command(after_help = "Examples:\n  evenhand cancel 0-42")]
-    Cancel(client::TaskArgs),
-    /// List the tasks that have not ended
+    Cancel(many::CancelArgs),
+    /// Run ended tasks again, as new tasks
+    ///
+    /// An ended task can be run again as long as its end is remembered: see `evenhand queue set --retention`.
+    Replay(many::ReplayArgs),
+    /// List tasks: those that have not ended, and those whose end is remembered
     List(client::ListArgs),
     /// Show the queues and how their tasks stand
     #[command(
         after_help = "Examples:\n  evenhand queues\n  evenhand queues --json | jq '.queues[] | {queue, waiting}'"
     )]
     Queues(client::LookArgs),
+    /// Show and change how a queue treats its tasks: retries, retention, pause
+    #[command(subcommand)]
+    Queue(queue::Command),
     /// Show the workers: their health, what they run, and why one gets no work
     #[command(
         after_help = "Examples:\n  evenhand workers\n  evenhand workers --json | jq -r '.workers[] | select(.why_not) | .seat'"
@@ -194,9 +203,11 @@ pub fn main() -> ExitCode {
         Command::Get(args) => block_on(client::get(args)),
         Command::Watch(args) => block_on(watch::run(args)),
         Command::Explain(args) => block_on(explain::run(args)),
-        Command::Cancel(args) => block_on(client::cancel(args)),
+        Command::Cancel(args) => block_on(many::cancel(args)),
+        Command::Replay(args) => block_on(many::replay(args)),
         Command::List(args) => block_on(client::list(args)),
         Command::Queues(args) => block_on(client::queues(args)),
+        Command::Queue(command) => block_on(queue::run(command)),
         Command::Workers(args) => block_on(client::workers(args)),
         Command::Status(args) => block_on(client::status(args)),
         Command::Top(args) => block_on(top::run(args)),

@@ -1,6 +1,6 @@
-//! What people type: durations, weights, queues with weights.
+//! What people type: durations, times, weights, queues with weights.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Reads a duration: 250ms, 3s, 5m, 2h, 1d.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -21,6 +21,92 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         return Err(format!("{text:?} is out of range; use 1ms to 10000d"));
     }
     Ok(Duration::from_millis(ms.round() as u64))
+}
+
+/// The same, or 0: none at all.
+pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let is_zero = text == "0" || (digits == "0" && duration(&text.replacen('0', "1", 1)).is_ok());
+    if is_zero { Ok(Duration::ZERO) } else { duration(text) }
+}
+
+/// Reads a moment, as RFC 3339 writes it: 2026-11-16T09:30:00Z, 2026-11-16T10:30:00.5+01:00.
+pub(crate) fn time(text: &str) -> Result<SystemTime, String> {
+    moment(text).ok_or_else(|| {
+        format!("{text:?} is no time; write 2026-11-16T09:30:00Z or 2026-11-16T10:30:00+01:00")
+    })
+}
+
+/// Reads a moment, or how long ago it was.
+pub(crate) fn time_or_ago(text: &str) -> Result<SystemTime, String> {
+    let ago = |past| SystemTime::now().checked_sub(past);
+    let wrong = || {
+        format!("{text:?} is no time; write 2026-11-16T09:30:00Z, or how long ago it was: 30s, 5m, 2h, 1d")
+    };
+    moment(text).or_else(|| duration(text).ok().and_then(ago)).ok_or_else(wrong)
+}
+
+fn moment(text: &str) -> Option<SystemTime> {
+    let number = |from: usize, to: usize| {
+        let digits = text.get(from..to).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+        digits.parse::<u64>().ok()
+    };
+    let sign = |at: usize, signs: &[u8]| text.as_bytes().get(at).is_some_and(|byte| signs.contains(byte));
+    let signs = sign(4, b"-") && sign(7, b"-") && sign(10, b"Tt ") && sign(13, b":") && sign(16, b":");
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days_of = |month: u64| match month {
+        2 if leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    };
+    // A leap second is the one before it.
+    let in_range =
+        (1..=12).contains(&month) && (1..=days_of(month)).contains(&day) && hour < 24 && minute < 60;
+    if !signs || !in_range || second > 60 || year < 1970 {
+        return None;
+    }
+    let leaps = |before: u64| (before - 1) / 4 - (before - 1) / 100 + (before - 1) / 400;
+    let days =
+        (year - 1970) * 365 + leaps(year) - leaps(1970) + (1..month).map(days_of).sum::<u64>() + day - 1;
+    let seconds = days * 86_400 + hour * 3_600 + minute * 60 + second.min(59);
+    let zone_at = 19 + text[19..].find(|c: char| c != '.' && !c.is_ascii_digit())?;
+    let fraction = match &text[19..zone_at] {
+        "" => 0.0,
+        fraction if fraction.len() > 1 && fraction.starts_with('.') => format!("0{fraction}").parse().ok()?,
+        _ => return None,
+    };
+    let utc = match &text[zone_at..] {
+        "Z" | "z" => seconds,
+        zone if zone.len() == 6 && sign(zone_at, b"+-") && sign(zone_at + 3, b":") => {
+            let (hours, minutes) = (number(zone_at + 1, zone_at + 3)?, number(zone_at + 4, zone_at + 6)?);
+            let offset = hours * 3_600 + minutes * 60;
+            let east = zone.starts_with('+');
+            let inside = (hours < 24 && minutes < 60).then_some(offset)?;
+            if east { seconds.checked_sub(inside)? } else { seconds + inside }
+        }
+        _ => return None,
+    };
+    UNIX_EPOCH.checked_add(Duration::from_secs(utc) + Duration::from_secs_f64(fraction))
+}
+
+/// A moment in milliseconds since 1970.
+pub(crate) fn since_1970(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}
+
+/// Reads by how much a backoff grows, in thousandths: 1 to 100, three decimals.
+pub(crate) fn factor(text: &str) -> Result<u32, String> {
+    let wrong =
+        || format!("{text:?} is no factor; write a number from 1 to 100, with at most three decimals");
+    let number: f64 = text.parse().map_err(|_| wrong())?;
+    let thousandths = number * 1e3;
+    if !(1e3..=1e5).contains(&thousandths) || (thousandths - thousandths.round()).abs() > 1e-6 {
+        return Err(wrong());
+    }
+    Ok(thousandths.round() as u32)
 }
 
 /// Reads where a server is.
@@ -65,6 +151,17 @@ mod tests {
         for wrong in ["", "3", "s", "-3s", "3 s", "3w", "1e99d", "0s", "1..2s"] {
             assert!(duration(wrong).is_err(), "{wrong:?}");
         }
+        for zero in ["0", "0s", "0ms", "0d"] {
+            assert_eq!(duration_or_zero(zero), Ok(Duration::ZERO), "{zero}");
+        }
+        assert_eq!(duration_or_zero("10s"), Ok(Duration::from_secs(10)));
+        for wrong in ["", "00", "0w", "0 s", "-0s", "s"] {
+            assert!(duration_or_zero(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!([factor("1"), factor("2.5"), factor("100")], [Ok(1_000), Ok(2_500), Ok(100_000)]);
+        for wrong in ["", "0.9", "101", "2.0005", "nan", "x"] {
+            assert!(factor(wrong).is_err(), "{wrong:?}");
+        }
         assert_eq!(weight("2.5"), Ok(2_500));
         for wrong in ["", "0", "-1", "0.0001", "1.0005", "1001", "nan", "x"] {
             assert!(weight(wrong).is_err(), "{wrong:?}");
@@ -72,5 +169,45 @@ mod tests {
         assert_eq!(queue("render=3"), Ok(("render".into(), 3_000)));
         assert_eq!(queue("render"), Ok(("render".into(), 1_000)));
         assert!(queue("a/b").is_err() && queue("=3").is_err() && queue("a=0").is_err());
+    }
+
+    #[test]
+    fn times_are_read_as_the_standard_writes_them() {
+        let ms = |text: &str| time(text).map(since_1970);
+        assert_eq!(ms("1970-01-01T00:00:00Z"), Ok(0));
+        assert_eq!(ms("2000-02-29T12:00:00z"), Ok(951_825_600_000));
+        assert_eq!(ms("2026-11-16T09:30:00.25Z"), Ok(1_794_821_400_250));
+        assert_eq!(ms("2026-11-16 10:30:00+01:00"), Ok(1_794_821_400_000));
+        assert_eq!(ms("2026-11-16T04:00:00-05:30"), Ok(1_794_821_400_000));
+        assert_eq!(ms("2100-03-01T00:00:00Z"), Ok(4_107_542_400_000));
+        assert_eq!(ms("2016-12-31T23:59:60Z"), Ok(1_483_228_799_000));
+        for wrong in [
+            "",
+            "now",
+            "2026-11-16",
+            "2026-11-16T09:30Z",
+            "2026-11-16T09:30:00",
+            "2026-13-16T09:30:00Z",
+            "2026-02-29T09:30:00Z",
+            "2026-11-31T09:30:00Z",
+            "2026-11-16T24:00:00Z",
+            "2026-11-16T09:60:00Z",
+            "2026-11-16T09:30:61Z",
+            "2026-11-16T09:30:00.Z",
+            "2026-11-16T09:30:00.1.2Z",
+            "2026-11-16T09:30:00+1:00",
+            "2026-11-16T09:30:00+24:00",
+            "2026-11-16T09:30:00Zx",
+            "1969-12-31T23:59:59Z",
+            "1970-01-01T00:00:00+01:00",
+            "+026-11-16T09:30:00Z",
+            "2026-11-16T09:30:0日Z",
+        ] {
+            assert!(time(wrong).is_err(), "{wrong:?}");
+        }
+        let hour_ago = since_1970(SystemTime::now()) - 3_600_000;
+        let read = time_or_ago("1h").map(since_1970).unwrap_or_default();
+        assert!((hour_ago..hour_ago + 60_000).contains(&read), "{read}");
+        assert!(time_or_ago("2026-11-16T09:30:00Z").is_ok() && time_or_ago("yesterday").is_err());
     }
 }

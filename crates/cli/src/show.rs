@@ -3,7 +3,10 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use evenhand_api::rest::{Event, Progress, Queue, ServedQueue, Shard, State, Status, Task, Worker};
+use evenhand_api::rest::{
+    Event, Progress, Queue, QueueDetail, QueueSet, QueueSettings, ServedQueue, Shard, State, Status, Task,
+    Try, Worker,
+};
 
 use crate::table::{Cell, Table, bytes, column, count, number, of};
 use crate::terminal::{Look, Paint, plain, wrap};
@@ -19,10 +22,21 @@ pub(crate) fn age(ms: u64) -> String {
     }
 }
 
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}
+
 /// How long ago something was, in milliseconds.
 pub(crate) fn since(ms: u64) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64;
-    now.saturating_sub(ms)
+    now().saturating_sub(ms)
+}
+
+/// When something comes, if it is still to come.
+pub(crate) fn due(ms: u64) -> String {
+    match ms.saturating_sub(now()) {
+        0 => "due".into(),
+        ms => format!("due in {}", age(ms)),
+    }
 }
 
 /// A part of a whole.
@@ -55,9 +69,9 @@ pub(crate) fn weight(weight: f64) -> String {
 fn look(state: State) -> Look {
     match state {
         State::Succeeded => Look::Good,
-        State::Failed => Look::Bad,
+        State::Failed | State::Expired => Look::Bad,
         State::Running => Look::Active,
-        State::Queued | State::Canceled => Look::Waits,
+        State::Queued | State::Scheduled | State::Canceled => Look::Waits,
     }
 }
 
@@ -69,7 +83,8 @@ pub(crate) fn position(task: &Task) -> Option<String> {
 
 /// Which try it is, of how many.
 pub(crate) fn attempt(task: &Task, of: &str) -> Option<String> {
-    task.attempt.zip(task.max_attempts).map(|(attempt, most)| format!("{attempt}{of}{most}"))
+    let attempt = task.attempt?;
+    Some(task.max_attempts.map_or_else(|| attempt.to_string(), |most| format!("{attempt}{of}{most}")))
 }
 
 /// What a task waits for, or where it runs, or what it said at its end.
@@ -86,7 +101,13 @@ pub(crate) fn why(task: &Task) -> String {
                 task.progress.as_ref().map_or_else(String::new, |told| format!(", {}", progress(told)));
             format!("on {seat}{stopping}{progress}")
         }
-        State::Succeeded | State::Failed | State::Canceled => task.error.clone().unwrap_or_default(),
+        State::Scheduled => {
+            let last = task.error.as_ref().map(|error| format!("failed: {error}"));
+            [task.due_ms.map(due), last].into_iter().flatten().collect::<Vec<_>>().join("; ")
+        }
+        State::Succeeded | State::Failed | State::Canceled | State::Expired => {
+            task.error.clone().unwrap_or_default()
+        }
     }
 }
 
@@ -172,18 +193,28 @@ pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> Strin
         facts.fact("attempt", attempt);
         facts.fact("priority", task.priority.to_string());
     }
-    if let Some(accepted) = task.accepted_ms {
-        facts.fact("accepted", format!("{} ago", age(since(accepted))));
-    }
+    let ago = |at: u64| format!("{} ago", age(since(at)));
+    facts.fact("accepted", task.accepted_ms.map_or_else(String::new, ago));
+    facts.fact("ended", task.ended_ms.map_or_else(String::new, ago));
     if let Some(size) = task.payload_bytes {
         let kind = task.content_type.as_ref().map_or_else(String::new, |kind| format!(" of {kind}"));
         facts.fact("payload", format!("{}{kind}", bytes(size)));
     }
     facts.fact("may take", task.max_duration_ms.map_or_else(String::new, age));
+    if let Some(expires) = task.expires_at_ms.filter(|_| !task.state.is_over()) {
+        let left = expires.saturating_sub(now());
+        facts.fact("expires", if left == 0 { "now".into() } else { format!("in {}", age(left)) });
+    }
+    if let Some(ttl) = task.attach_ttl_ms.filter(|_| !task.state.is_over()) {
+        facts.fact("attached", format!("canceled when nobody has watched it for {}", age(ttl)));
+    }
+    facts.fact("replay of", task.replay_of.as_deref().unwrap_or_default());
+    facts.fact("replayed", task.replayed_as.as_ref().map_or_else(String::new, |id| format!("as {id}")));
     match task.state {
         State::Queued => facts.fact("waits", why(task)),
+        State::Scheduled => facts.fact("waits", task.due_ms.map_or_else(String::new, due)),
         State::Running => facts.fact("runs", why(task)),
-        State::Succeeded | State::Failed | State::Canceled => {}
+        State::Succeeded | State::Failed | State::Canceled | State::Expired => {}
     }
     facts.fact("error", plain(task.error.as_deref().unwrap_or_default()));
     if let Some(result) = &task.result {
@@ -191,7 +222,42 @@ pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> Strin
     } else if task.result_base64.is_some() {
         facts.fact("result", "is no text; --json shows it");
     }
-    facts.text()
+    let mut text = facts.text();
+    if !task.tries.is_empty() {
+        text.push('\n');
+        text.push_str(&tries(&task.tries).text(room, paint));
+    }
+    text
+}
+
+/// The tries at a task.
+fn tries(tries: &[Try]) -> Table<'static> {
+    let mut table = Table::new(vec![
+        number("attempt", 0),
+        column("where", 2),
+        number("started", 3),
+        number("took", 4),
+        column("how", 0),
+        column("error", 1),
+    ]);
+    for tried in tries {
+        let (how, look) = match tried.end.as_str() {
+            "succeeded" => ("succeeded", Look::Good),
+            "failed_for_good" => ("failed for good", Look::Bad),
+            other => (other, Look::Waits),
+        };
+        let started = tried.started_ms.map(|at| format!("{} ago", age(since(at))));
+        let took = tried.started_ms.map(|at| age(tried.ended_ms.saturating_sub(at)));
+        table.row(vec![
+            tried.attempt.to_string().into(),
+            tried.seat.as_deref().unwrap_or("-").into(),
+            started.unwrap_or_else(|| "-".into()).into(),
+            took.unwrap_or_else(|| "-".into()).into(),
+            Cell::new(how, look),
+            tried.error.as_deref().unwrap_or_default().into(),
+        ]);
+    }
+    table
 }
 
 /// A result, if it is text that a terminal can show.
@@ -202,11 +268,25 @@ fn printable(result: &str) -> String {
     }
 }
 
+/// What an event says beside the state: of a run that failed, why it is tried again.
+fn what(task: &Task) -> String {
+    match (&task.error, task.state) {
+        (Some(error), State::Queued) => format!("again: {error}"),
+        (Some(error), State::Scheduled) => {
+            let due = task.due_ms.map_or_else(String::new, |at| format!(", {}", due(at)));
+            format!("again{due}: {error}")
+        }
+        (None, State::Queued | State::Scheduled)
+        | (_, State::Running | State::Succeeded | State::Failed | State::Canceled | State::Expired) => {
+            why(task)
+        }
+    }
+}
+
 /// What happened to a task, in a line. None: nothing that a person wants to know.
 pub(crate) fn event(event: &Event, paint: Paint) -> Option<String> {
     if let Some(task) = &event.task {
-        let again = task.error.as_ref().filter(|_| task.state == State::Queued);
-        let more = again.map_or_else(|| why(task), |error| format!("again: {error}"));
+        let more = what(task);
         let more = if more.is_empty() { more } else { format!(": {}", plain(&more)) };
         let again = task.attempt.filter(|attempt| *attempt > 1);
         let again = again.map_or_else(String::new, |attempt| format!(" (attempt {attempt})"));
@@ -229,8 +309,7 @@ pub(crate) fn event_of_many(event: &Event, name: &str, paint: Paint) -> String {
     }
     match &event.task {
         Some(task) => {
-            let again = task.error.as_ref().filter(|_| task.state == State::Queued);
-            let more = again.map_or_else(|| why(task), |error| format!("again: {error}"));
+            let more = what(task);
             let state = paint.of(look(task.state), task.state.name());
             let line = format!("{id} {} {} {state} {}", task.queue, key(&task.key), plain(&more));
             line.trim_end().into()
@@ -258,31 +337,112 @@ pub(crate) fn queues(queues: &[Queue], chosen: Option<&str>) -> Table<'static> {
         column("queue", 0),
         number("waiting", 0),
         number("running", 1),
-        number("accepted", 5),
-        number("succeeded", 4),
+        number("scheduled", 4),
+        number("accepted", 6),
+        number("succeeded", 5),
         number("failed", 2),
-        number("canceled", 6),
+        number("canceled", 7),
+        number("expired", 8),
         number("next waits", 3),
     ];
+    let some_paused = queues.iter().any(|queue| queue.paused);
+    if some_paused {
+        columns.push(column("paused", 1));
+    }
     if chosen.is_some() {
         columns.insert(0, column(" ", 0));
     }
     let mut table = Table::new(columns);
     for queue in queues {
         let is_chosen = chosen == Some(queue.queue.as_str());
-        let numbers = [queue.running, queue.accepted, queue.succeeded, queue.failed, queue.canceled];
+        let numbers = [
+            queue.running,
+            queue.scheduled,
+            queue.accepted,
+            queue.succeeded,
+            queue.failed,
+            queue.canceled,
+            queue.expired,
+        ];
         let mut cells = vec![
             Cell::new(&queue.queue, if is_chosen { Look::Strong } else { Look::Plain }),
             count(queue.waiting).into(),
         ];
         cells.extend(numbers.map(|n| Cell::from(count(n))));
         cells.push(queue.oldest_waiting_ms.map_or_else(|| "-".into(), age).into());
+        if some_paused {
+            cells.push(Cell::new(if queue.paused { "paused" } else { "" }, Look::Waits));
+        }
         if chosen.is_some() {
             cells.insert(0, Cell::new(if is_chosen { "▶" } else { "" }, Look::Active));
         }
         table.row(cells);
     }
     table
+}
+
+/// A queue alone.
+pub(crate) fn queue_text(detail: &QueueDetail, room: Option<usize>, paint: Paint) -> String {
+    let queue = &detail.queue;
+    let mut facts = Facts::new(room, paint);
+    facts.fact("queue", &queue.queue);
+    facts.looks("paused", if queue.paused { "nothing of it is started" } else { "" }, Look::Waits);
+    let (waiting, running, scheduled) = (count(queue.waiting), count(queue.running), count(queue.scheduled));
+    facts.fact("tasks", format!("{waiting} waiting, {running} running, {scheduled} scheduled"));
+    let does = match queue.loop_state.as_str() {
+        "idle" => "idle: nothing to do",
+        "running" => "running: there is something to start",
+        "scheduled" => "scheduled: asleep until something is due or comes",
+        "saturated" => "saturated: every slot is taken, or there is none",
+        other => other,
+    };
+    facts.fact("loop", does);
+    let ended = [
+        ("succeeded", queue.succeeded),
+        ("failed", queue.failed),
+        ("canceled", queue.canceled),
+        ("expired", queue.expired),
+    ];
+    let ended = ended.map(|(name, n)| format!("{} {name}", count(n)));
+    facts.fact("ever", format!("{} accepted, {}", count(queue.accepted), ended.join(", ")));
+    settings(&mut facts, &detail.settings, detail.version);
+    facts.text()
+}
+
+/// A queue's settings.
+pub(crate) fn settings_text(queue: &str, set: &QueueSet, room: Option<usize>, paint: Paint) -> String {
+    let mut facts = Facts::new(room, paint);
+    facts.fact("queue", queue);
+    let is_paused = set.settings.paused == Some(true);
+    facts.looks("paused", if is_paused { "nothing of it is started" } else { "" }, Look::Waits);
+    settings(&mut facts, &set.settings, set.version);
+    facts.text()
+}
+
+fn settings(facts: &mut Facts, settings: &QueueSettings, version: u64) {
+    let retry = settings.retry.unwrap_or_default();
+    let attempts = retry.max_attempts.map(|most| match most {
+        1 => "a task is tried once".into(),
+        most => format!("a task is tried {} at most", of(most.into(), "time")),
+    });
+    facts.fact("attempts", attempts.unwrap_or_default());
+    if let Some(first) = retry.backoff_ms {
+        let factor = retry.factor.filter(|factor| *factor > 1.0);
+        let then = factor
+            .map_or_else(String::new, |factor| format!(", then {} times as long each time", weight(factor)));
+        let most = retry.max_backoff_ms.map_or_else(String::new, |most| format!(", at most {}", age(most)));
+        facts.fact("backoff", format!("{} before the second try{then}{most}", age(first)));
+    }
+    let lost = retry.max_lost.map(|most| {
+        format!("a task is given up after {} that were lost with their workers", of(most.into(), "run"))
+    });
+    facts.fact("lost", lost.unwrap_or_default());
+    let kept = settings.retention_ms.map(|ms| match ms {
+        0 => "ends are not remembered".into(),
+        ms => format!("ends are remembered for {}", age(ms)),
+    });
+    facts.fact("retention", kept.unwrap_or_default());
+    facts.fact("version", version.to_string());
 }
 
 pub(crate) fn workers(workers: &[Worker]) -> Table<'static> {
@@ -368,6 +528,8 @@ pub(crate) fn status_text(server: &str, status: &Status, room: Option<usize>, pa
 
 #[cfg(test)]
 mod tests {
+    use expect_test::expect;
+
     use super::*;
 
     #[test]
@@ -386,6 +548,100 @@ mod tests {
         assert_eq!([1.0, 2.5, 0.001].map(weight), ["1", "2.5", "0.001"]);
         let half = Progress { fraction: Some(0.5), message: "page\n7".into() };
         assert_eq!(progress(&half), "50 % page 7");
+    }
+
+    #[test]
+    fn a_task_is_shown_with_its_tries_and_its_links() {
+        use evenhand::wire;
+        let tried = |attempt, end: &str, error: &str| wire::Try {
+            attempt,
+            seat: "gpu-7".into(),
+            started_ms: now() - 3_600_000 * 3,
+            ended_ms: now() - 3_600_000 * 3 + 2_100,
+            end: end.into(),
+            error: error.into(),
+        };
+        let mut tries = vec![
+            tried(1, "failed", "it ended with exit code 3"),
+            tried(2, "lost", ""),
+            tried(3, "succeeded", ""),
+        ];
+        tries[1].seat.clear();
+        tries[1].started_ms = 0;
+        let task = Task::from(wire::Task {
+            id: "0-42".into(),
+            queue: "render".into(),
+            state: wire::TaskState::Scheduled.into(),
+            priority: 5,
+            attempt: 4,
+            max_attempts: 8,
+            due_ms: Some(now() + 46_440_000),
+            expires_at_ms: Some(now() + 9_000_000),
+            error: "it ended with exit code 3".into(),
+            replay_of: "0-7".into(),
+            replayed_as: "0-99".into(),
+            tries,
+            ..wire::Task::default()
+        });
+        expect![[r#"
+            shown:
+              task      0-42
+              state     scheduled
+              queue     render
+              attempt   4 of 8
+              priority  5
+              expires   in 2 h
+              replay of 0-7
+              replayed  as 0-99
+              waits     due in 12 h
+              error     it ended with exit code 3
+
+              attempt  where  started  took  how        error
+                    1  gpu-7  3 h ago   2 s  failed     it ended with exit code 3
+                    2  -            -     -  lost
+                    3  gpu-7  3 h ago   2 s  succeeded
+        "#]]
+        .assert_eq(&format!("shown:\n{}", task_text(&task, None, Paint::NONE)));
+        let told =
+            Event { at_ms: 0, task_id: None, task: Some(task), output: None, progress: None, dropped: None };
+        assert_eq!(
+            event(&told, Paint::NONE).as_deref(),
+            Some("0-42 scheduled (attempt 4): again, due in 12 h: it ended with exit code 3")
+        );
+    }
+
+    #[test]
+    fn a_queue_is_shown_with_its_settings() {
+        use evenhand::wire;
+        let retry = wire::Retry {
+            max_attempts: Some(5),
+            backoff_ms: Some(250),
+            factor_thousandths: Some(2_000),
+            max_backoff_ms: Some(3_600_000),
+            max_lost: Some(3),
+        };
+        let settings =
+            wire::QueueSettings { retry: Some(retry), retention_ms: Some(86_400_000), paused: Some(true) };
+        let queue = wire::Queue { name: "render".into(), paused: true, waiting: 1_200, ..Default::default() };
+        let detail = wire::QueueResponse {
+            queue: Some(queue),
+            keys: Vec::new(),
+            settings: Some(settings),
+            version: 3,
+        };
+        expect![[r#"
+            shown:
+              queue     render
+              paused    nothing of it is started
+              tasks     1,200 waiting, 0 running, 0 scheduled
+              ever      0 accepted, 0 succeeded, 0 failed, 0 canceled, 0 expired
+              attempts  a task is tried 5 times at most
+              backoff   250 ms before the second try, then 2 times as long each time, at most 60 min
+              lost      a task is given up after 3 runs that were lost with their workers
+              retention ends are remembered for 24 h
+              version   3
+        "#]]
+        .assert_eq(&format!("shown:\n{}", queue_text(&detail.into(), None, Paint::NONE)));
     }
 
     #[test]

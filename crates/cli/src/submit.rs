@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use clap::Args as ClapArgs;
@@ -17,7 +17,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use crate::client::LookArgs;
-use crate::table::of;
+use crate::table::{count, of};
 use crate::terminal::{Stream, print, print_json, say, written};
 use crate::watch::{Follow, Shown};
 use crate::{Done, Failure, parse};
@@ -41,10 +41,15 @@ Examples:
   evenhand submit render --key acme --priority 2 --max-duration 30s - < page.json
   evenhand submit render --wait 'page 7'
   evenhand submit render --batch tasks.jsonl
+  evenhand submit mail --at 2026-12-24T18:00:00+01:00 --expires 60d 'merry Christmas'
+  evenhand submit mail --max-attempts 10 --backoff 5s --max-backoff 10m 'bill 17'
+  evenhand submit mail --unique bill-17 --unique-for 1h 'bill 17'
+  evenhand submit render --wait --attached 'page 7'
 
 A line of a batch is a JSON object with any of: payload (any JSON value, given to the worker as JSON), text (given \
-as it is), base64 (bytes), content_type, key, weight, priority, max_attempts, max_duration_ms. What a line does not \
-say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
+as it is), base64 (bytes), content_type, key, weight, priority, retry (an object with max_attempts, backoff_ms, \
+factor, max_backoff_ms), max_duration_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms. What \
+a line does not say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
 pub(crate) struct Args {
     /// The queue; made if it is new
     queue: String,
@@ -66,9 +71,33 @@ pub(crate) struct Args {
     /// How long one run may take
     #[arg(long, value_parser = parse::duration, value_name = "TIME")]
     max_duration: Option<Duration>,
-    /// How often it may be tried
+    /// Start it after so long
+    #[arg(long, value_parser = parse::duration, value_name = "TIME", conflicts_with = "at")]
+    delay: Option<Duration>,
+    /// Start it at this time: 2026-11-16T09:30:00Z
+    #[arg(long, value_parser = parse::time, value_name = "WHEN")]
+    at: Option<SystemTime>,
+    /// After so long it is too late to start it
+    #[arg(long, value_parser = parse::duration, value_name = "TIME")]
+    expires: Option<Duration>,
+    /// How often it may be tried; its queue decides, if nobody says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_attempts: Option<u32>,
+    /// How long it waits before the second try
+    #[arg(long, value_parser = parse::duration_or_zero, value_name = "TIME")]
+    backoff: Option<Duration>,
+    /// How many times as long it waits before each later one
+    #[arg(long, value_parser = parse::factor, value_name = "FACTOR")]
+    backoff_factor: Option<u32>,
+    /// How long it waits at most
+    #[arg(long, value_parser = parse::duration_or_zero, value_name = "TIME")]
+    max_backoff: Option<Duration>,
+    /// The same again in the same queue is the same task: nothing is accepted then
+    #[arg(long, value_name = "KEY", conflicts_with = "batch")]
+    unique: Option<String>,
+    /// How long --unique counts; a day, if nobody says
+    #[arg(long, value_parser = parse::duration, value_name = "TIME")]
+    unique_for: Option<Duration>,
     /// What the payload is, as HTTP says it: application/json
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
@@ -78,11 +107,25 @@ pub(crate) struct Args {
     /// Wait for the end: print the result; exit with 1 if the task failed
     #[arg(long, conflicts_with = "batch")]
     wait: bool,
+    /// With --wait: cancel it when nobody has waited for it for so long; 10s, if nobody says
+    #[arg(long, value_parser = parse::duration, value_name = "TIME", num_args = 0..=1, require_equals = true,
+        default_missing_value = "10s")]
+    attached: Option<Duration>,
     #[command(flatten)]
     look: LookArgs,
 }
 
 pub(crate) async fn run(args: Args) -> Done {
+    if args.attached.is_some() && !args.wait {
+        let text = "--attached needs --wait: a task is kept by somebody who waits for it".into();
+        return Err(Failure { text, exit: 2 });
+    }
+    if args.unique_for.is_some() && args.unique.is_none() && args.batch.is_none() {
+        return Err(Failure {
+            text: "--unique-for needs --unique: it says how long that counts".into(),
+            exit: 2,
+        });
+    }
     let client = args.look.server.client()?;
     if let Some(file) = &args.batch {
         return submit_batch(&client, &args, file).await;
@@ -96,14 +139,17 @@ pub(crate) async fn run(args: Args) -> Done {
         Some(data) => data.as_bytes().to_vec(),
         None => Vec::new(),
     };
-    let flags = flagged(&args, rest::NewTask::default()).to_wire()?;
+    let flags = flagged(&args, rest::NewTask::default())?;
     let tasks = vec![NewTask::from(wire::NewTask { payload: payload.into(), ..flags })];
     let enqueued = match args.request_id.clone() {
         Some(id) => client.enqueue_once(&args.queue, tasks, id).await?,
         None => client.enqueue_all(&args.queue, tasks).await?,
     };
-    let created = enqueued.created;
-    let id = enqueued.ids.into_iter().next().unwrap_or_default();
+    let (id, created) = enqueued.tasks().next().unwrap_or_default();
+    let id = id.to_string();
+    if !args.look.json && !created {
+        say(format!("task {id} was there already"))?;
+    }
     if !args.wait {
         match args.look.json {
             true => print_json(&EnqueuedTask { id, created })?,
@@ -111,11 +157,11 @@ pub(crate) async fn run(args: Args) -> Done {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if !args.look.json {
+    if !args.look.json && created {
         say(format!("task {id} is accepted"))?;
     }
     let shown = if args.look.json { Shown::Nothing } else { Shown::Text(Stream::Err) };
-    let task = Follow::new(&client, &id, shown).until_it_ends().await?;
+    let task = Follow::new(&client, &id, shown).attached(args.attached).until_it_ends().await?;
     let succeeded = State::of(&task) == State::Succeeded;
     if args.look.json {
         print_json(&rest::Task::from(task))?;
@@ -127,18 +173,45 @@ pub(crate) async fn run(args: Args) -> Done {
 }
 
 /// A task, with what the flags say where it says nothing.
-fn flagged(args: &Args, task: rest::NewTask) -> rest::NewTask {
-    rest::NewTask {
-        content_type: task.content_type.or_else(|| args.content_type.clone()),
-        key: task.key.or_else(|| args.key.clone()),
-        weight: task.weight.or_else(|| args.weight.map(|thousandths| f64::from(thousandths) / 1e3)),
+fn flagged(args: &Args, task: rest::NewTask) -> Result<wire::NewTask, Refusal> {
+    // Before it becomes what a JSON payload is by itself.
+    let content_type = task.content_type.or_else(|| args.content_type.clone());
+    let task = rest::NewTask { content_type, ..task }.to_wire()?;
+    let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
+    let said = task.retry.unwrap_or_default();
+    let retry = wire::Retry {
+        max_attempts: said.max_attempts.or(args.max_attempts),
+        backoff_ms: said.backoff_ms.or_else(|| ms(args.backoff)),
+        factor_thousandths: said.factor_thousandths.or(args.backoff_factor),
+        max_backoff_ms: said.max_backoff_ms.or_else(|| ms(args.max_backoff)),
+        max_lost: said.max_lost,
+    };
+    let (delay_ms, run_at_ms) = match (task.delay_ms, task.run_at_ms) {
+        (None, None) => (ms(args.delay), args.at.map(parse::since_1970)),
+        said => said,
+    };
+    let text = |said: String, flag: &Option<String>| match said.is_empty() {
+        true => flag.clone().unwrap_or_default(),
+        false => said,
+    };
+    Ok(wire::NewTask {
+        key: text(task.key, &args.key),
+        weight_thousandths: task.weight_thousandths.or(args.weight),
         priority: task.priority.or(args.priority),
-        max_attempts: task.max_attempts.or(args.max_attempts),
-        max_duration_ms: task
-            .max_duration_ms
-            .or_else(|| args.max_duration.map(|time| time.as_millis() as u64)),
+        retry: (retry != wire::Retry::default()).then_some(retry),
+        max_duration_ms: task.max_duration_ms.or_else(|| ms(args.max_duration)),
+        delay_ms,
+        run_at_ms,
+        expires_ms: task.expires_ms.or_else(|| ms(args.expires)),
+        attach_ttl_ms: task.attach_ttl_ms.or_else(|| ms(args.attached)),
+        // A window is for those that have a key.
+        unique_ms: match task.unique_key.is_empty() && args.unique.is_none() {
+            true => task.unique_ms,
+            false => task.unique_ms.or_else(|| ms(args.unique_for)),
+        },
+        unique_key: text(task.unique_key, &args.unique),
         ..task
-    }
+    })
 }
 
 async fn submit_batch(client: &Client, args: &Args, file: &PathBuf) -> Done {
@@ -193,6 +266,8 @@ struct Batch<'a> {
     since: Instant,
     calls: JoinSet<Answered>,
     accepted: u64,
+    /// Those that were there already, by their unique keys.
+    known: u64,
     /// What went wrong, by line.
     wrong: BTreeMap<u64, Failure>,
 }
@@ -207,6 +282,7 @@ impl<'a> Batch<'a> {
             since: Instant::now(),
             calls: JoinSet::new(),
             accepted: 0,
+            known: 0,
             wrong: BTreeMap::new(),
         }
     }
@@ -281,19 +357,31 @@ impl<'a> Batch<'a> {
                 return Ok(());
             }
         };
-        self.accepted += enqueued.ids.len() as u64;
-        self.bar.set_message(format!("{} accepted", of(self.accepted, "task")));
-        if self.args.look.json {
-            for id in enqueued.ids {
-                print_json(&EnqueuedTask { id, created: enqueued.created })?;
+        for (id, created) in enqueued.tasks() {
+            match created {
+                true => self.accepted += 1,
+                false => self.known += 1,
+            }
+            if self.args.look.json {
+                print_json(&EnqueuedTask { id: id.into(), created })?;
             }
         }
+        self.bar.set_message(self.counted());
         Ok(())
+    }
+
+    fn counted(&self) -> String {
+        let accepted = format!("{} accepted", of(self.accepted, "task"));
+        match self.known {
+            0 => accepted,
+            1 => format!("{accepted}, 1 was there already"),
+            known => format!("{accepted}, {} were there already", count(known)),
+        }
     }
 
     /// Says how many were accepted, and what was not.
     fn said(self) -> Done {
-        let accepted = format!("{} accepted", of(self.accepted, "task"));
+        let accepted = self.counted();
         if let Some(exit) = self.wrong.values().next().map(|failure| failure.exit) {
             let wrong: Vec<String> = self.wrong.into_values().map(|failure| failure.text).collect();
             return Err(Failure { text: format!("{}; {accepted}", wrong.join("\n")), exit });
@@ -338,7 +426,7 @@ fn batch_line(args: &Args, line: &str) -> Result<NewTask, String> {
         .map_err(|error| wrong_field(&error.path().to_string(), error.inner()))?;
     json.end().map_err(|error| wrong_field(".", &error))?;
     let wrong = |refusal: Refusal| format!("{} {}", refusal.field, refusal.message);
-    let task = flagged(args, task).to_wire().map_err(wrong)?;
+    let task = flagged(args, task).map_err(wrong)?;
     // What a server would not take is told before it is sent; without the payload, which would be copied.
     let new = convert::new_task(wire::NewTask { payload: Bytes::new(), ..task.clone() });
     new.and_then(|new| new.check(task.payload.len())).map_err(wrong)?;
@@ -425,7 +513,7 @@ mod tests {
             .map(|line| format!("{line}  ->  {}\n", batch_line(&args(&[]), line).unwrap_err()))
             .collect();
         expect![[r#"
-            {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, max_attempts, max_duration_ms
+            {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, retry, max_duration_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms
             {"priority": -1}  ->  priority: -1 is out of range, or not a whole number
             {"priority": "high"}  ->  priority: invalid type: string "high", expected a JSON number
             {"key": 3}  ->  key: invalid type: integer `3`, expected a string
@@ -473,11 +561,8 @@ mod tests {
             "--max-duration",
             "3s",
         ]);
-        let task = flagged(
-            &args,
-            serde_json::from_str(r#"{"priority": 7, "payload": {"b": 1, "a": [1.0]}}"#).unwrap(),
-        );
-        let task = task.to_wire().unwrap();
+        let line = r#"{"priority": 7, "payload": {"b": 1, "a": [1.0]}}"#;
+        let task = flagged(&args, serde_json::from_str(line).unwrap()).unwrap();
         assert_eq!(
             (task.key.as_str(), task.priority, task.weight_thousandths),
             ("acme", Some(7), Some(2_500))
@@ -485,5 +570,30 @@ mod tests {
         assert_eq!((task.max_duration_ms, task.content_type.as_str()), (Some(3_000), "application/json"));
         // As it was sent, byte for byte.
         assert_eq!(task.payload, r#"{"b": 1, "a": [1.0]}"#);
+    }
+
+    #[test]
+    fn the_life_of_a_task_is_told_by_flags_and_by_lines() {
+        let line = |flags: &[&str], line: &str| {
+            flagged(&args(flags), serde_json::from_str(line).unwrap()).map_err(|refusal| refusal.field)
+        };
+        let flags =
+            ["--max-attempts", "3", "--backoff", "0", "--backoff-factor", "1.5", "--max-backoff", "1h"];
+        let retry = line(&flags, r#"{"retry": {"max_attempts": 9}}"#).unwrap().retry.unwrap();
+        assert_eq!((retry.max_attempts, retry.backoff_ms), (Some(9), Some(0)));
+        assert_eq!((retry.factor_thousandths, retry.max_backoff_ms), (Some(1_500), Some(3_600_000)));
+        // Nothing is said of retries: the queue decides.
+        assert_eq!(line(&[], "{}").unwrap().retry, None);
+        // A line that says when it starts says all of it.
+        let task = line(&["--delay", "1m", "--expires", "1h"], r#"{"run_at_ms": 7}"#).unwrap();
+        assert_eq!((task.delay_ms, task.run_at_ms, task.expires_ms), (None, Some(7), Some(3_600_000)));
+        let task = line(&["--at", "1970-01-01T00:00:09Z"], "{}").unwrap();
+        assert_eq!((task.delay_ms, task.run_at_ms), (None, Some(9_000)));
+        let task = line(&["--batch", "-", "--unique-for", "1m"], r#"{"unique_key": "a"}"#).unwrap();
+        assert_eq!((task.unique_key.as_str(), task.unique_ms), ("a", Some(60_000)));
+        assert_eq!(line(&["--batch", "-", "--unique-for", "1m"], "{}").unwrap().unique_ms, None);
+        let attached = |flags: &[&str]| line(flags, "{}").unwrap().attach_ttl_ms;
+        assert_eq!(attached(&["--wait", "--attached", "data"]), Some(10_000));
+        assert_eq!(attached(&["--wait", "--attached=1m", "data"]), Some(60_000));
     }
 }

@@ -95,6 +95,8 @@ pub(crate) struct Follow<'a> {
     shown: Shown,
     live: Live,
     patience: Duration,
+    /// Without us it is canceled after so long.
+    attached: Option<Duration>,
     /// How it stood last.
     task: Option<rest::Task>,
 }
@@ -105,7 +107,12 @@ impl<'a> Follow<'a> {
             Shown::Text(stream) => Live::new(stream),
             Shown::Nothing | Shown::Json => Live { stream: Stream::Err, on: false, drawn: false },
         };
-        Follow { client, id, shown, live, patience: PATIENCE, task: None }
+        Follow { client, id, shown, live, patience: PATIENCE, attached: None, task: None }
+    }
+
+    /// It is kept by those who watch it: without them it is canceled after so long.
+    pub(crate) fn attached(self, attached: Option<Duration>) -> Follow<'a> {
+        Follow { attached, ..self }
     }
 
     /// How it ended.
@@ -123,9 +130,16 @@ impl<'a> Follow<'a> {
                 biased;
                 _ = &mut interrupted => {
                     self.live.clear()?;
-                    let goes_on = match self.shown {
-                        Shown::Text(_) => format!("task {0} goes on; `evenhand watch {0}` shows it again", self.id),
-                        Shown::Nothing | Shown::Json => String::new(),
+                    let goes_on = match (self.shown, self.attached) {
+                        (Shown::Text(_), None) => {
+                            format!("task {0} goes on; `evenhand watch {0}` shows it again", self.id)
+                        }
+                        (Shown::Text(_), Some(ttl)) => format!(
+                            "task {0} is canceled in {1}, unless `evenhand watch {0}` goes on",
+                            self.id,
+                            show::age(ttl.as_millis() as u64)
+                        ),
+                        (Shown::Nothing | Shown::Json, _) => String::new(),
                     };
                     return Err(Failure { text: goes_on, exit: INTERRUPTED });
                 }
@@ -162,7 +176,9 @@ impl<'a> Follow<'a> {
         };
         // What the replaced line says needs no line of its own.
         let again = told.task.as_ref().is_some_and(|task| task.error.is_some());
-        let passes = matches!(name, "queued" | "started") && !again || name == "progress" || name == "missed";
+        let passes = matches!(name, "queued" | "scheduled" | "started") && !again
+            || name == "progress"
+            || name == "missed";
         if !(self.live.on && passes)
             && let Some(line) = show::event(&told, stream.paint())
         {
@@ -182,7 +198,9 @@ impl<'a> Follow<'a> {
     /// A task that waits moves up without an event; and a server may go without one.
     fn on_look(&mut self, seen: Result<evenhand::Task, Refusal>) -> Result<(), Failure> {
         match seen {
-            Ok(task) if rest::State::of(&task) == rest::State::Queued => self.task = Some(task.into()),
+            Ok(task) if matches!(rest::State::of(&task), rest::State::Queued | rest::State::Scheduled) => {
+                self.task = Some(task.into());
+            }
             Err(refusal) if refusal.kind == Kind::Unavailable => {
                 return self.live.draw(&[("the server cannot be reached; trying again".into(), Look::Waits)]);
             }

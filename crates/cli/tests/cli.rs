@@ -297,9 +297,9 @@ fn tasks_that_wait_are_listed_explained_and_canceled() {
         0,
         &expect![[r#"
             $ evenhand queues
-              queue  waiting  running  accepted  succeeded  failed  canceled  next waits
-              render  2  0  2  0  0  0  TIME
-              mail  1  0  1  0  0  0  TIME
+              queue  waiting  running  scheduled  accepted  succeeded  failed  canceled  expired  next waits
+              render  2  0  0  2  0  0  0  0  TIME
+              mail  1  0  0  1  0  0  0  0  TIME
         "#]],
     );
     let listed = home.cli(&["list", "--key", "acme", "--state", "queued", "--json"]).json();
@@ -324,7 +324,10 @@ fn tasks_that_wait_are_listed_explained_and_canceled() {
             $ evenhand explain 0-1
             task 0-1 was canceled and will not run
 
-              state  canceled
+              state  canceled, attempt 1 of 5, accepted TIME ago
+
+            What to do:
+              evenhand replay 0-1  runs it after all
         "#]],
     );
     home.check(
@@ -332,18 +335,18 @@ fn tasks_that_wait_are_listed_explained_and_canceled() {
         3,
         &expect![[r#"
             $ evenhand explain 0-99
-            evenhand: task 0-99 does not exist, or ended a while ago
+            evenhand: task 0-99 does not exist, or is not remembered
         "#]],
     );
     home.check(
-        &["list", "--state", "succeeded"],
+        &["list", "--state", "success"],
         2,
         &expect![[r#"
-            $ evenhand list --state succeeded
-            error: invalid value 'succeeded' for '--state <STATE>'
-              [possible values: queued, running]
+            $ evenhand list --state success
+            error: invalid value 'success' for '--state <STATE>'
+              [possible values: queued, scheduled, running, succeeded, failed, canceled, expired]
 
-              tip: a similar value exists: 'queued'
+              tip: a similar value exists: 'succeeded'
 
             For more information, try '--help'.
         "#]],
@@ -365,27 +368,27 @@ fn a_task_is_followed_to_its_end() {
     assert!(!said.err.contains(['\x1b', '\r']), "{said:?}");
     let failed = home.cli_with(&["submit", "q", "--wait", "-"], "bad\n");
     assert_eq!((failed.out.as_str(), failed.code), ("", 1), "{failed:?}");
-    assert!(failed.err.contains("0-2 failed: "), "{failed:?}");
+    assert!(failed.err.contains(" failed: it failed for good"), "{failed:?}");
+    let bad = failed.err.split(' ').nth(1).unwrap().to_string();
     let json = home.cli_with(&["submit", "q", "--wait", "--json", "-"], "good\n").json();
+    let good = json["id"].as_str().unwrap();
     assert_eq!((&json["state"], &json["result"]), (&"succeeded".into(), &"did good".into()));
     // What has ended is still told, once.
-    let watched = home.cli(&["watch", "0-3"]);
-    assert_eq!((watched.out.as_str(), watched.code), ("0-3 succeeded\n", 0), "{watched:?}");
-    let watched = home.cli(&["watch", "0-3", "--json"]).json();
-    assert_eq!((&watched["event"], &watched["task"]["id"]), (&"finished".into(), &"0-3".into()));
-    home.check(
-        &["explain", "0-2"],
-        0,
-        &expect![[r#"
-            $ evenhand explain 0-2
-            task 0-2 has failed after 1 attempt: it failed for good (exit 100)
+    let watched = home.cli(&["watch", good]);
+    assert_eq!((watched.out, watched.code), (format!("{good} succeeded\n"), 0), "{}", watched.err);
+    let watched = home.cli(&["watch", good, "--json"]).json();
+    assert_eq!((&watched["event"], &watched["task"]["id"]), (&"finished".into(), &good.into()));
+    let explained = home.cli(&["explain", &bad]);
+    assert_eq!(explained.code, 0, "{explained:?}");
+    expect![[r#"
+        task 0-N has failed after 1 attempt: it failed for good (exit 100)
 
-              state  failed, attempt 1 of 5
+          state  failed, attempt 1 of 5, accepted TIME ago
 
-            What to do:
-              submit it again once the reason is gone
-        "#]],
-    );
+        What to do:
+          evenhand replay 0-N  runs it again, once the reason is gone
+    "#]]
+    .assert_eq(&same(&explained.out.replace(&bad, "0-N")));
     home.check(
         &["workers"],
         0,
@@ -491,7 +494,7 @@ fn a_batch_says_which_line_and_which_field_is_wrong() {
             "line 2: prio is no field of a task; there are payload, text, base64, content_type, key",
         ),
         ("{\"weight\": \"much\"}", "line 2: weight: invalid type: string \"much\", expected f64"),
-        ("{\"max_attempts\": 3", "line 2: is no JSON: EOF while parsing an object (column 18)"),
+        ("{\"expires_ms\": 30", "line 2: is no JSON: EOF while parsing an object (column 17)"),
     ] {
         let said = home.cli_with(&["submit", "q", "--batch", "-"], &format!("{{}}\n{line}\n"));
         assert!(said.code == 2 && said.err.contains(what), "{said:?}");
@@ -565,9 +568,9 @@ fn top_without_a_terminal_is_one_snapshot_after_the_other() {
             3 waiting  0/0 running  accepted -/s  started -/s  finished -/s
 
             queues  2
-              queue  waiting  running  accepted  succeeded  failed  canceled  next waits
-              render  2  0  2  0  0  0  TIME
-              mail  1  0  1  0  0  0  TIME
+              queue  waiting  running  scheduled  accepted  succeeded  failed  canceled  expired  next waits
+              render  2  0  0  2  0  0  0  0  TIME
+              mail  1  0  0  1  0  0  0  0  TIME
 
             keys of render, by share received  2
               key  weight  waiting  running  started  received ┃ due  got  due

@@ -59,7 +59,10 @@ impl Home {
             match event.event {
                 Some(wire::task_event::Event::Output(line)) => lines.push(line),
                 Some(wire::task_event::Event::Task(task))
-                    if !matches!(task.state(), TaskState::Queued | TaskState::Running) =>
+                    if !matches!(
+                        task.state(),
+                        TaskState::Queued | TaskState::Scheduled | TaskState::Running
+                    ) =>
                 {
                     return (task, lines);
                 }
@@ -103,8 +106,10 @@ async fn values_go_in_and_values_come_out() {
     assert_eq!(task.state(), TaskState::Succeeded, "{task:?}");
     let result: Value = serde_json::from_slice(task.result.as_deref().unwrap()).unwrap();
     assert_eq!(result, json!({ "sum": 6, "attempt": 1 }));
-    // It has ended, and is remembered for a while.
-    assert_eq!(home.client.get(&id).await.unwrap(), task);
+    // It has ended, and is remembered for a while; a look says more than an event.
+    let seen = home.client.get(&id).await.unwrap();
+    assert_eq!((&seen.result, seen.state(), seen.ended_ms), (&task.result, task.state(), task.ended_ms));
+    assert_eq!((seen.tries.len(), seen.tries[0].end.as_str()), (1, "succeeded"));
     home.end(worker).await;
 }
 

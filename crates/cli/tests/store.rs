@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, QueueRecord, Totals};
 use evenhand_core::names::{
     Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
 };
@@ -29,11 +29,14 @@ fn given() -> TempDir {
             Change::Accepted(Task {
                 id: TaskId(id),
                 lane,
-                level: Some(Level::new(Default::default(), id)),
+                place: Place::Lane(Level::new(Default::default(), id)),
                 key: key.clone(),
-                charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
                 attempt: 1,
                 max_attempts: 1,
+                lost: 0,
+                terms: None,
+                replay_of: None,
                 accepted: Millis(0),
                 max_duration_ms: 0,
                 content_type: ContentType::default(),
@@ -47,6 +50,7 @@ fn given() -> TempDir {
         due: Default::default(),
         rows: 3,
         chained: 3,
+        refund: Default::default(),
         weight: Weight::ONE,
     };
     let max = Level::new(Default::default(), 3);
@@ -85,7 +89,7 @@ fn a_whole_store_is_said_to_be_whole() {
         given().path(),
         0,
         &expect![[r#"
-            DIR is whole: 1 file, 888 B, 3 tasks, 3 of them in lanes
+            DIR is whole: 1 file, 904 B, 3 tasks, 3 of them in lanes
         "#]],
     );
 }
@@ -97,7 +101,7 @@ fn info_shows_queues_tables_and_log() {
         given().path(),
         0,
         &expect![[r#"
-            DIR: store format 2, 128.2 KiB
+            DIR: store format 3, 128.2 KiB
             2 commits, 2 of them in the log alone (128.0 KiB)
 
               kind     tables  layers  puts  deletes  size
@@ -200,5 +204,5 @@ fn programs_get_json() {
     let info = json("info");
     assert_eq!(info["shards"][0]["queues"][0]["queue"], "render");
     assert_eq!(info["shards"][0]["queues"][0]["unfinished"], 3);
-    assert_eq!(info["format"], 2);
+    assert_eq!(info["format"], 3);
 }

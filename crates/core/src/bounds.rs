@@ -43,6 +43,36 @@ pub const SLOTS_PER_WORKER: u32 = 10_000;
 pub const ATTEMPTS: u16 = 1_000;
 /// Attempts of a task that does not say.
 pub const DEFAULT_ATTEMPTS: u16 = 5;
+/// Longest backoff that may be asked for, in milliseconds: 30 days.
+pub const BACKOFF_MS: u64 = 30 * 24 * 3600 * 1000;
+/// Farthest that a task may be put off, in milliseconds: 10 years. What is in the past is due at once.
+pub const DELAY_MS: u64 = 10 * 365 * 24 * 3600 * 1000;
+/// Longest that the end of a task may be remembered, in milliseconds: a year.
+pub const RETENTION_MS: u64 = 365 * 24 * 3600 * 1000;
+/// How long it is if nobody says, in milliseconds: a day.
+pub const DEFAULT_RETENTION_MS: u64 = 24 * 3600 * 1000;
+/// Longest window of a unique key, in milliseconds: 30 days; and what it is if nobody says: a day.
+pub const UNIQUE_MS: u64 = 30 * 24 * 3600 * 1000;
+/// The window of a unique key if nobody says.
+pub const DEFAULT_UNIQUE_MS: u64 = 24 * 3600 * 1000;
+/// Longest unique key in bytes.
+pub const UNIQUE_KEY_BYTES: usize = 256;
+/// Shortest time without a watcher after which an attached task is canceled, in milliseconds: a client that
+/// has to connect again needs a moment. The longest is a day.
+pub const ATTACH_MIN_MS: u64 = 1_000;
+/// Its longest, a day.
+pub const ATTACH_MS: u64 = 24 * 3600 * 1000;
+/// Runs lost with their workers after which a task is not tried again: by then it is likelier that it kills
+/// them than that they die by themselves.
+pub const DEFAULT_LOST: u8 = 3;
+/// Tries that are remembered of a task, the last ones.
+pub const TRIES_KEPT: u16 = 20;
+/// Longest error text that is kept of a try before the last, in bytes.
+pub const TRY_ERROR_BYTES: usize = 1_024;
+/// Most keys of a shard that may be paused, or come back: they stay in memory.
+pub const PARKED_KEYS: usize = 10_000;
+/// Parked rows of one key that memory holds at most.
+pub const PARKED_IN_MEMORY: usize = 500;
 /// Most rows of one lane: the rows of one key are counted in 32 bits, and one key may have them all.
 pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
 /// Most weights by override in one queue: they stay in memory for good.
@@ -94,6 +124,9 @@ pub struct Bounds {
     /// Point reads of tasks in flight. More cancels are answered "limited"; more late ends are dropped,
     /// since a worker repeats them.
     pub task_reads: usize,
+    /// Timers that one commit handles, and rows that it parks, brings back or lets expire: a million at once must not
+    /// make one huge commit. The rest follows when it is sealed, or durable.
+    pub moves_per_commit: usize,
 }
 
 impl Default for Bounds {
@@ -106,6 +139,7 @@ impl Default for Bounds {
             aside_after_ms: 60_000,
             tasks_in_flight: 100_000,
             task_reads: 10_000,
+            moves_per_commit: 2_000,
         }
     }
 }

@@ -51,6 +51,14 @@ bugs! {
     MarkKept = "mark of a good stop used twice",
     OldSessionObeyed = "worker obeying an older session",
     EndCountedTwice = "end of a run accepted twice",
+    AttemptCountedTwice = "attempt counted twice",
+    RetryLost = "retry lost on a crash",
+    RetryBehindBacklog = "retry behind its key's backlog",
+    CancelLost = "cancel of a running task lost on a crash",
+    SegmentDropped = "segment dropped with a task in it",
+    ParkedCredit = "a paused key coming back with credit",
+    ParkedForgotten = "parked tasks forgotten on a crash",
+    UniqueForgotten = "unique key forgotten on a crash",
 }
 
 impl Canary {

@@ -1,57 +1,120 @@
 //! What happened, as a store has to remember it. A commit is a list of changes that become durable
 //! together or not at all; each store lays out its own tables for them.
 //!
-//! A task costs a store two rows: its record (by id: everything, the payload too) and its backlog row
-//! (by lane and level: what the window needs). Accepting writes both, finishing removes both, starting
-//! writes nothing. Records of keys, lanes, queues and of the shard are small and written in place, once
-//! per commit that touches them.
+//! A task costs a store two rows: its record (by id: everything, the payload too) and its row where it waits
+//! (in its lane, by level; or among the timers, by time). Accepting writes both, starting writes nothing,
+//! finishing removes both; or, if the end is to be remembered, removes the row and writes the end beside the
+//! record, with a timer for the day when both are forgotten. Records of keys, lanes, queues and of the shard
+//! are small and written in place, once per commit that touches them.
+//!
+//! Timers are ordered like a lane: by level, which is the time they are due at and a seq, and with an ack level
+//! below which all of them are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::backlog::{Charge, Level, VTime, Weight};
-use crate::life::Outcome;
+use crate::bounds;
+use crate::life::{Backoff, End, Outcome, Terms};
 use crate::messages::Run;
 use crate::names::{
     ContentType, Key, LaneId, Life, Millis, QueueId, QueueName, RequestKey, Seat, StoreId, TaskId,
 };
+use crate::refusal::Refusal;
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// A task was accepted: put its record and its row.
+    /// A task was accepted: put its record and its row, in its lane or among the timers.
     Accepted(Task),
-    /// A task waits again at another place: move its row (or bring it back from the long runners) and
-    /// update its record.
-    Requeued {
-        /// The task.
-        task: TaskId,
+    /// A task's row goes from one place to another, which are not the same: from a lane to the timers, to the
+    /// long runners and back, or to another level of its lane. Its attempt, its charge and what was lost are what
+    /// the row says from now on. A new level ends in a seq of its own, not in the task's id as the first one did.
+    Moved {
         /// Its lane, which does not change.
         lane: LaneId,
-        /// Where its row was; None if it had been set aside.
-        from: Option<Level>,
+        /// Where its row was.
+        from: Place,
+        /// Where it is now; `row.level` is its level there, if it has one.
+        to: Place,
         /// Its row now.
         row: Row,
+        /// The try that ended, if one did: to be remembered with the task, as are the last
+        /// [`TRIES_KEPT`](crate::bounds::TRIES_KEPT).
+        tried: Option<Try>,
     },
-    /// A long-running task's row leaves the lane for the table of long runners.
-    SetAside {
+    /// Somebody wants a running task stopped. Remembered until it has ended.
+    Canceling {
         /// The task.
         task: TaskId,
-        /// Its lane.
-        lane: LaneId,
-        /// Where its row was.
-        level: Level,
     },
-    /// A task ended: remove its record and its row.
+    /// A task ended: remove its row. Unless its end is to be remembered, remove its record too, and the tries.
     Finished {
         /// The task.
         task: TaskId,
         /// Its lane.
         lane: LaneId,
-        /// Where its row was; None if it had been set aside.
-        level: Option<Level>,
+        /// Where its row was.
+        from: Place,
+        /// How often it was tried before the last time: so many tries may be remembered.
+        tries: u16,
+        /// Somebody wanted it stopped while it ran. That need not be remembered any more.
+        canceling: bool,
         /// How it ended.
         outcome: Outcome,
+        /// What to remember, if anything. A timer of its own forgets it.
+        end: Option<Arc<EndRecord>>,
+    },
+    /// The end of a task need not be remembered any more: remove all there is of it.
+    Forgotten {
+        /// The task.
+        task: TaskId,
+        /// How often it was tried before the last time.
+        tries: u16,
+    },
+    /// An ended task was run again as another.
+    Replayed {
+        /// The one that had ended.
+        task: TaskId,
+        /// The other.
+        again: TaskId,
+    },
+    /// A timer is set.
+    Timed(TimerRow),
+    /// A timer is not needed any more.
+    Untimed {
+        /// Its level.
+        at: Level,
+    },
+    /// The levels of the timers. Those at or below the ack level are over: delete them by range.
+    Timers {
+        /// What to remember.
+        record: ShelfRecord,
+    },
+    /// A parked row is not needed any more: its task has ended. (One that moves goes with its move.)
+    Unparked {
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// Its level on the shelf.
+        level: Level,
+    },
+    /// What is saved of a key whose rows are parked; None if none are, and it may run.
+    Parked {
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// What to remember.
+        record: Option<ParkedRecord>,
+    },
+    /// A queue's settings.
+    Settings {
+        /// The queue.
+        queue: QueueId,
+        /// What to remember.
+        record: SettingsRecord,
     },
     /// A key's record; None if the key is forgotten.
     Key {
@@ -116,6 +179,31 @@ pub enum Change {
     },
 }
 
+/// Where a task's row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In its lane: it waits there, or it runs.
+    Lane(Level),
+    /// Among the timers: it waits for a time.
+    Timer(Level),
+    /// On the shelf of its key, which may not run.
+    Parked(Level),
+    /// In the table of long runners.
+    Aside,
+    /// Nowhere: the task has ended.
+    Over,
+}
+
+impl Place {
+    /// Its level in its lane, if it is there.
+    pub fn level(self) -> Option<Level> {
+        match self {
+            Place::Lane(level) => Some(level),
+            Place::Timer(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
+        }
+    }
+}
+
 /// A task as it is stored: all there is to know about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
@@ -123,8 +211,8 @@ pub struct Task {
     pub id: TaskId,
     /// Its lane.
     pub lane: LaneId,
-    /// Its place in the lane; None while its row is set aside.
-    pub level: Option<Level>,
+    /// Where its row is.
+    pub place: Place,
     /// Whom it is charged to.
     pub key: Key,
     /// What it was charged.
@@ -133,6 +221,12 @@ pub struct Task {
     pub attempt: u16,
     /// How many tries it has.
     pub max_attempts: u16,
+    /// How many of them were lost with their workers.
+    pub lost: u8,
+    /// What it asked for beyond the ordinary.
+    pub terms: Option<Arc<Terms>>,
+    /// The ended task that it runs again, if it does.
+    pub replay_of: Option<TaskId>,
     /// When it was accepted.
     pub accepted: Millis,
     /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
@@ -146,14 +240,21 @@ pub struct Task {
 impl Task {
     /// Its row in the lane, if it is there.
     pub fn row(&self) -> Option<Row> {
-        self.level.map(|level| Row {
+        self.place.level().map(|level| self.row_at(level))
+    }
+
+    /// Its row as it is at this level.
+    pub fn row_at(&self, level: Level) -> Row {
+        Row {
             level,
             task: self.id,
             key: self.key.clone(),
             charge: self.charge,
             attempt: self.attempt,
             max_attempts: self.max_attempts,
-        })
+            lost: self.lost,
+            terms: self.terms.clone(),
+        }
     }
 }
 
@@ -172,6 +273,161 @@ pub struct Row {
     pub attempt: u16,
     /// How many tries it has.
     pub max_attempts: u16,
+    /// How many of them were lost with their workers.
+    pub lost: u8,
+    /// What its task asked for beyond the ordinary.
+    pub terms: Option<Arc<Terms>>,
+}
+
+/// A timer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimerRow {
+    /// When it is due, and its seq: see [`Moment`](crate::timers::Moment).
+    pub at: Level,
+    /// The task that it is for.
+    pub task: TaskId,
+    /// What is to be done then.
+    pub what: Timed,
+}
+
+/// What a timer is for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Timed {
+    /// The task's delay or backoff is over: its row goes to this lane. (The row's level is the timer's.)
+    Due(LaneId, Row),
+    /// It is too late to start the task.
+    Expire,
+    /// See whether anybody has watched the task.
+    Detach,
+    /// The task's end need not be remembered any more.
+    Forget {
+        /// How often it was tried before the last time.
+        tries: u16,
+    },
+}
+
+/// What is saved of a shelf: of the timers, or of a parked key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShelfRecord {
+    /// All at or below are over.
+    pub ack: Level,
+    /// The highest level ever written.
+    pub max: Level,
+}
+
+/// What is saved of a key whose rows are parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParkedRecord {
+    /// It may not run.
+    pub paused: bool,
+    /// Rows on its shelf.
+    pub rows: u64,
+    /// The levels of the shelf. Rows at or below the ack level are gone one by one: nothing is deleted by range.
+    pub shelf: ShelfRecord,
+}
+
+/// A parked row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParkedRow {
+    /// The lane that it comes from and goes back to.
+    pub lane: LaneId,
+    /// The row; its level is that on the shelf.
+    pub row: Row,
+}
+
+/// One try at a task, when it was over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Try {
+    /// Which.
+    pub attempt: u16,
+    /// Where it ran, if that is known.
+    pub seat: Option<Seat>,
+    /// When it was dispatched.
+    pub started: Millis,
+    /// When its end was known.
+    pub ended: Millis,
+    /// How it ended.
+    pub end: End,
+    /// What it said of its failure.
+    pub error: Arc<str>,
+}
+
+/// How a task ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndRecord {
+    /// Whom the task was charged to.
+    pub key: Key,
+    /// How.
+    pub outcome: Outcome,
+    /// When.
+    pub at: Millis,
+    /// Its last try, if it had any.
+    pub last: Option<Try>,
+    /// What it made.
+    pub result: Arc<[u8]>,
+}
+
+/// How a queue shares among its keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Share {
+    /// Every task counts one.
+    #[default]
+    Tasks,
+    /// A task counts the time that it takes.
+    Time,
+}
+
+/// What a queue's tasks get that do not say otherwise, and how the queue behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How often a task is tried.
+    pub max_attempts: u16,
+    /// How long it waits in between.
+    pub backoff: Backoff,
+    /// After so many runs that were lost with their workers it is not tried again.
+    pub max_lost: u8,
+    /// How long its end is remembered, in milliseconds; 0 if not at all.
+    pub retention_ms: u64,
+    /// How its keys share.
+    pub share: Share,
+    /// Nothing of it is started.
+    pub paused: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            max_attempts: bounds::DEFAULT_ATTEMPTS,
+            backoff: Backoff::default(),
+            max_lost: bounds::DEFAULT_LOST,
+            retention_ms: bounds::DEFAULT_RETENTION_MS,
+            share: Share::Tasks,
+            paused: false,
+        }
+    }
+}
+
+impl Settings {
+    /// Checks what a user chose.
+    pub fn check(&self) -> Result<(), Refusal> {
+        let range = |field: &str, is: u64, from: u64, most: u64| {
+            let wrong = || Refusal::invalid(field, format!("{is} is out of range; use {from} to {most}"));
+            if (from..=most).contains(&is) { Ok(()) } else { Err(wrong()) }
+        };
+        range("retry.max_attempts", self.max_attempts.into(), 1, bounds::ATTEMPTS.into())?;
+        range("retry.max_lost", self.max_lost.into(), 1, 255)?;
+        range("retention_ms", self.retention_ms, 0, bounds::RETENTION_MS)?;
+        self.backoff.check().map_err(|refusal| refusal.within("retry"))
+    }
+}
+
+/// What is saved of a queue's settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SettingsRecord {
+    /// Grows with every change; 0 if they were never changed.
+    pub version: u64,
+    /// The settings.
+    pub settings: Settings,
 }
 
 /// What is saved of a key in a lane.
@@ -185,6 +441,8 @@ pub struct KeyRecord {
     pub rows: u32,
     /// Those of them that stand where they were first placed.
     pub chained: u32,
+    /// Charges of rows that were parked, to be given back when no row waits in the lane any more.
+    pub refund: VTime,
     /// What its latest accepted task asked for.
     pub weight: Weight,
 }
@@ -203,21 +461,48 @@ pub struct MemberRecord {
     pub running: Vec<Run>,
 }
 
-/// What is saved of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is saved of a request that was named by its caller, or of a task that was (by its unique key).
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRecord {
-    /// When it was accepted.
-    pub at: Millis,
-    /// Its first task. The others follow.
-    pub first: TaskId,
-    /// How many tasks it had.
-    pub tasks: u32,
+    /// Until when it is remembered.
+    pub until: Millis,
+    /// Its tasks.
+    pub ids: RequestIds,
 }
 
-impl RequestRecord {
-    /// Its tasks.
-    pub fn ids(&self) -> Vec<TaskId> {
-        (self.first.0..self.first.0 + u64::from(self.tasks)).map(TaskId).collect()
+/// The tasks of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestIds {
+    /// They follow each other.
+    Range {
+        /// The first.
+        first: TaskId,
+        /// How many.
+        tasks: u32,
+    },
+    /// Some of them had been accepted before.
+    List(Arc<[TaskId]>),
+}
+
+impl RequestIds {
+    /// The same in as little room as possible.
+    pub(crate) fn of(ids: &[TaskId]) -> RequestIds {
+        match ids.first() {
+            Some(&first) if ids.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0) => {
+                RequestIds::Range { first, tasks: ids.len() as u32 }
+            }
+            Some(_) | None => RequestIds::List(ids.into()),
+        }
+    }
+
+    /// The tasks, in the order of the request.
+    pub fn to_vec(&self) -> Vec<TaskId> {
+        match self {
+            RequestIds::Range { first, tasks } => {
+                (first.0..first.0 + u64::from(*tasks)).map(TaskId).collect()
+            }
+            RequestIds::List(ids) => ids.to_vec(),
+        }
     }
 }
 
@@ -254,12 +539,17 @@ pub struct Totals {
     pub failed: u64,
     /// Tasks that were canceled.
     pub canceled: u64,
+    /// Tasks that were not started in time.
+    pub expired: u64,
+    /// Tasks that wait for a time now.
+    pub scheduled: u64,
 }
 
 impl Totals {
-    /// Tasks accepted that have not ended: waiting or running.
+    /// Tasks accepted that have not ended: scheduled, waiting or running.
     pub fn unfinished(&self) -> u64 {
-        self.accepted.saturating_sub(self.succeeded + self.failed + self.canceled)
+        let ended = self.succeeded + self.failed + self.canceled + self.expired;
+        self.accepted.saturating_sub(ended)
     }
 }
 
@@ -284,6 +574,14 @@ pub struct Metadata {
     pub stopped: bool,
     /// Every request that is remembered.
     pub requests: Vec<(RequestKey, RequestRecord)>,
+    /// The levels of the timers.
+    pub timers: ShelfRecord,
+    /// Every running task that somebody wants stopped.
+    pub canceling: Vec<TaskId>,
+    /// Every key whose rows are parked.
+    pub parked: Vec<(QueueId, Key, ParkedRecord)>,
+    /// The settings of every queue that has some of its own.
+    pub settings: Vec<(QueueId, SettingsRecord)>,
     /// The store's id; None if it has none yet.
     pub store: Option<StoreId>,
 }
@@ -329,15 +627,28 @@ impl Metadata {
         }
         for task in &self.aside {
             match rows.get_mut(&task.lane.queue) {
-                Some(rows) if lanes.contains(&task.lane) && task.level.is_none() => *rows += 1,
+                Some(rows) if lanes.contains(&task.lane) && task.place == Place::Aside => *rows += 1,
                 _ => return Err(format!("task {} is set aside from a lane that does not exist", task.id)),
             }
         }
         if let Some((queue, key, _)) = self.overrides.iter().find(|(queue, ..)| !rows.contains_key(queue)) {
             return Err(format!("key {key} has a weight in queue {queue}, which does not exist"));
         }
+        for (queue, key, record) in &self.parked {
+            match rows.get_mut(queue) {
+                Some(rows) if record.shelf.max.seq() < self.next_seq.max(1) => *rows += record.rows,
+                _ => return Err(format!("key {key} of queue {queue} is parked, but there is no such queue")),
+            }
+        }
+        if let Some((queue, _)) = self.settings.iter().find(|(queue, _)| !rows.contains_key(queue)) {
+            return Err(format!("queue {queue} has settings, but does not exist"));
+        }
+        if self.timers.max.seq() >= self.next_seq.max(1) {
+            let (max, next) = (self.timers.max, self.next_seq);
+            return Err(format!("there are timers up to {max}, but the next seq is {next}"));
+        }
         for (id, record) in &self.queues {
-            let (kept, counted) = (record.totals.unfinished(), rows[id]);
+            let (kept, counted) = (record.totals.unfinished(), rows[id] + record.totals.scheduled);
             if kept != counted {
                 let name = &record.name;
                 return Err(format!("queue {name} counts {kept} unfinished tasks, its keys count {counted}"));

@@ -6,6 +6,7 @@ use crate::backlog::Lane;
 use crate::names::{QueueId, WorkerId};
 use crate::owner::Owner;
 use crate::shard::Shard;
+use crate::timers::due_at;
 use crate::workers::LiveRun;
 
 /// Checks every invariant of a shard between steps; the error says which one does not hold, and where.
@@ -19,6 +20,11 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
             return Err(format!("lane {}: it waits for a read that nobody asked for", lane.id));
         }
     }
+    timers(shard)?;
+    for ((_, key), parked) in &shard.parked {
+        parked.shelf.check().map_err(|what| format!("parked rows of key {key}: {what}"))?;
+        ensure(parked.paused || parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
+    }
     let aside = shard.unreported_aside();
     ensure(aside == 0 || !shard.may_start(), || {
         format!("{aside} long runners wait, and nothing will start them")
@@ -31,6 +37,23 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
 pub fn owner(owner: &Owner) -> Result<(), String> {
     invariants(owner.shard())?;
     owner.check()
+}
+
+/// The same as for lanes; and what is due has been done, or is about to be.
+fn timers(shard: &Shard) -> Result<(), String> {
+    let shelf = &shard.timers.shelf;
+    shelf.check().map_err(|what| format!("timers: {what}"))?;
+    let window = &shelf.window;
+    let cursor = due_at(window.ack());
+    ensure(cursor <= shard.time(), || {
+        format!("timers: the cursor is at {cursor}, and that is still to come")
+    })?;
+    ensure(!window.is_unread() || window.is_reading() || shelf.read_retry.is_some(), || {
+        "timers: some may be due, but no read is on its way".to_string()
+    })?;
+    ensure(!window.is_reading() || shard.has_load_for_timers(), || {
+        "timers: they wait for a read that nobody asked for".to_string()
+    })
 }
 
 /// A <= R, nothing outstanding at or below A, waiting rows in (A, R].
@@ -117,7 +140,11 @@ fn slots(shard: &Shard) -> Result<(), String> {
             ensure(listed == worker.has_free_slot(), || {
                 format!("worker {id} is listed wrongly as free or not")
             })?;
-            let idle = shard.may_start() && worker.has_free_slot() && shard.startable(*queue).is_some();
+            // What is about to be looked at is no concern yet: a commit was sealed that had held it up.
+            let idle = shard.may_start()
+                && worker.has_free_slot()
+                && !shard.is_ready(*queue)
+                && shard.startable(*queue).is_some();
             ensure(!idle, || format!("worker {id} has a free slot and queue {queue} something to start"))?;
         }
     }
@@ -144,8 +171,12 @@ fn queues(shard: &Shard) -> Result<(), String> {
             ensure(runs == kept, || format!("queue {id}, key {key}: {runs} runs, {kept} counted"))?;
         }
         let (total, aside) = (queue.record.totals.unfinished(), shard.aside_of(id));
-        ensure(total == rows + aside, || {
-            format!("queue {id}: {total} unfinished, {rows} rows, {aside} aside")
+        let scheduled = queue.record.totals.scheduled;
+        let parked = shard.parked_of(id);
+        ensure(total == rows + aside + scheduled + parked, || {
+            format!(
+                "queue {id}: {total} unfinished, {rows} rows, {aside} aside, {scheduled} scheduled, {parked} parked"
+            )
         })?;
     }
     Ok(())

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::backlog::Level;
-use crate::change::Task;
-use crate::names::{Priority, WorkerId};
+use crate::change::{Place, Task};
+use crate::names::{Millis, Priority, WorkerId};
 use crate::shard::{LaneIx, Shard};
+use crate::timers::due_at;
 
 /// Where a task stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,14 +19,21 @@ pub enum Standing {
         /// It was canceled; its worker has been told to stop it.
         stopping: bool,
     },
-    /// It waits.
+    /// It waits for a time.
+    Scheduled {
+        /// When it is due.
+        due: Millis,
+    },
+    /// It waits for its turn.
     Waiting {
         /// How many tasks of its lane go before it.
         ahead: Ahead,
         /// What it waits for.
         hold: Hold,
     },
-    /// The shard has no such task: it has ended, or belongs elsewhere.
+    /// It has ended, and its end is remembered.
+    Over,
+    /// The shard has no such task: it has ended, or belongs elsewhere, or has moved meanwhile.
     Gone,
 }
 
@@ -43,6 +51,10 @@ pub enum Ahead {
 pub enum Hold {
     /// The start gate is shut: what runs already is not known yet.
     GateShut,
+    /// Its queue is paused.
+    Paused,
+    /// Its key is paused.
+    KeyPaused,
     /// Its row is being written or moved.
     Writing,
     /// No worker serves its queue.
@@ -65,7 +77,7 @@ impl Shard {
     /// The same for many tasks, at the cost of one walk over the windows that they are in.
     pub fn explain_all(&self, tasks: &[Task]) -> Vec<Standing> {
         let mut by_place: Vec<(LaneIx, Level)> =
-            tasks.iter().filter_map(|task| Some((self.lane_of(task.lane)?, task.level?))).collect();
+            tasks.iter().filter_map(|task| Some((self.lane_of(task.lane)?, task.place.level()?))).collect();
         by_place.sort_unstable();
         let mut ahead: BTreeMap<(LaneIx, Level), usize> = BTreeMap::new();
         for places in by_place.chunk_by(|(a, _), (b, _)| a == b) {
@@ -94,8 +106,17 @@ impl Shard {
         }
         let Some(ix) = self.lane_of(task.lane) else { return Standing::Gone };
         let lane = self.lane_at(ix);
-        let Some(level) = task.level else {
-            return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
+        let level = match task.place {
+            Place::Lane(level) => level,
+            Place::Timer(level) if level <= self.timers.shelf.window.ack() => return Standing::Gone,
+            Place::Timer(level) => return Standing::Scheduled { due: due_at(level) },
+            Place::Parked(_) => {
+                return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
+            }
+            Place::Aside => {
+                return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
+            }
+            Place::Over => return Standing::Over,
         };
         if level <= lane.window.ack() {
             return Standing::Gone;
@@ -113,6 +134,12 @@ impl Shard {
             return Hold::GateShut;
         }
         let queue = &self.queues[task.lane.queue.0 as usize];
+        if self.settings_of(task.lane.queue).paused {
+            return Hold::Paused;
+        }
+        if self.key_is_paused(task.lane.queue, &task.key) {
+            return Hold::KeyPaused;
+        }
         for ((priority, _), &ix) in &queue.lanes {
             let window = &self.lane_at(ix).window;
             if *priority < task.lane.priority && !window.waiting().is_empty() {
@@ -144,6 +171,8 @@ impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Hold::GateShut => f.write_str("the start gate is shut"),
+            Hold::Paused => f.write_str("its queue is paused"),
+            Hold::KeyPaused => f.write_str("its key is paused"),
             Hold::Writing => f.write_str("its row is being written"),
             Hold::NoWorker => f.write_str("no worker serves its queue"),
             Hold::NoFreeSlot { slots } => write!(f, "every slot is taken ({slots})"),
@@ -160,6 +189,8 @@ impl fmt::Display for Standing {
             Standing::Running { worker, stopping: true } => write!(f, "being stopped on worker {worker}"),
             Standing::Waiting { ahead: Ahead::Exactly(n), hold } => write!(f, "{n} ahead; {hold}"),
             Standing::Waiting { ahead: Ahead::AtLeast(n), hold } => write!(f, "at least {n} ahead; {hold}"),
+            Standing::Scheduled { due } => write!(f, "due at {due}"),
+            Standing::Over => f.write_str("ended"),
             Standing::Gone => f.write_str("not here"),
         }
     }

@@ -15,7 +15,8 @@
 //! 4. [`messages`]: inputs and effects.
 //! 5. [`shard`]: `step`. Tasks are accepted, saved, merged into windows when durable, started on free
 //!    slots, and settled when they end.
-//! 6. [`life`]: what follows the end of a run. [`workers`]: slots.
+//! 6. [`life`]: what can happen to a task and what comes of it. [`timers`]: what waits for a time. [`workers`]:
+//!    slots.
 //! 7. [`owner`]: a shard and its workers: sessions, health, the start gate. [`worker`]: the worker's side.
 //! 8. [`explain`]: why a task is not running. [`check`]: what must always be true.
 //! 9. [`canary`]: deliberate bugs, for the simulator to catch.
@@ -32,6 +33,7 @@ pub mod names;
 pub mod owner;
 pub mod refusal;
 pub mod shard;
+pub mod timers;
 pub mod worker;
 mod workers;
 

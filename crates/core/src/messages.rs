@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::backlog::{Charge, Cost, Level, Weight};
 use crate::bounds;
-use crate::change::{Change, MemberRecord, Row, Task};
-use crate::life::{End, Outcome};
+use crate::change::{Change, EndRecord, MemberRecord, ParkedRow, Row, Settings, Task, TimerRow};
+use crate::life::{Backoff, End, Ending, Terms};
 use crate::names::{
-    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
-    RequestKey, Seat, StoreId, TaskId, WorkerId,
+    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
+    RequestId, RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 
@@ -27,14 +27,45 @@ pub struct NewTask {
     pub class: Class,
     /// What it takes of its key's share.
     pub cost: Cost,
-    /// How often it may be tried.
-    pub max_attempts: u16,
+    /// How often it may be tried; the queue decides if it does not say.
+    pub max_attempts: Option<u16>,
+    /// How long it waits between its tries; the queue decides if it does not say.
+    pub backoff: Option<Backoff>,
+    /// When it may start.
+    pub start: Start,
+    /// After so many milliseconds no run of it is started any more; 0 if it never is too late.
+    pub expires_ms: u64,
+    /// It is canceled when nobody has watched it for so many milliseconds; 0 if it does not care.
+    pub attach_ms: u64,
+    /// The same name again within its window is the same task.
+    pub unique: Option<Unique>,
     /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
     pub max_duration_ms: u64,
     /// What the payload is.
     pub content_type: ContentType,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
+}
+
+/// When a task may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// When its turn comes.
+    #[default]
+    Now,
+    /// Not before so many milliseconds have passed.
+    After(u64),
+    /// Not before this time.
+    At(Millis),
+}
+
+/// A name that makes a task the only one of its kind for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unique {
+    /// The name, with its queue's: two queues are two tasks.
+    pub key: RequestKey,
+    /// How long it counts, in milliseconds.
+    pub window_ms: u64,
 }
 
 /// What a run needs beyond its record: what only the store and the worker know.
@@ -57,7 +88,12 @@ impl NewTask {
             priority: Priority::DEFAULT,
             class: Class(0),
             cost: Cost::ONE,
-            max_attempts: bounds::DEFAULT_ATTEMPTS,
+            max_attempts: None,
+            backoff: None,
+            start: Start::Now,
+            expires_ms: 0,
+            attach_ms: 0,
+            unique: None,
             max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: Arc::from([]),
@@ -76,16 +112,30 @@ impl NewTask {
         if self.class.0 >= bounds::CLASSES {
             return Err(Refusal::invalid("class", format!("{} is not a class of this queue", self.class)));
         }
-        if self.max_attempts == 0 || self.max_attempts > bounds::ATTEMPTS {
-            let (is, most) = (self.max_attempts, bounds::ATTEMPTS);
-            return Err(Refusal::invalid("max_attempts", format!("{is} is out of range; use 1 to {most}")));
+        let range = |field: &str, is: u64, from: u64, most: u64| {
+            let wrong = || Refusal::invalid(field, format!("{is} is out of range; use {from} to {most}"));
+            if (from..=most).contains(&is) { Ok(()) } else { Err(wrong()) }
+        };
+        if let Some(attempts) = self.max_attempts {
+            range("retry.max_attempts", attempts.into(), 1, bounds::ATTEMPTS.into())?;
         }
-        if self.max_duration_ms > bounds::DURATION_MS {
-            let (is, most) = (self.max_duration_ms, bounds::DURATION_MS);
-            return Err(Refusal::invalid(
-                "max_duration_ms",
-                format!("{is} is out of range; use 1 to {most}"),
-            ));
+        if let Some(backoff) = self.backoff {
+            backoff.check().map_err(|refusal| refusal.within("retry"))?;
+        }
+        if self.max_duration_ms > 0 {
+            range("max_duration_ms", self.max_duration_ms, 1, bounds::DURATION_MS)?;
+        }
+        if let Start::After(ms) = self.start {
+            range("delay_ms", ms, 0, bounds::DELAY_MS)?;
+        }
+        if self.expires_ms > 0 {
+            range("expires_ms", self.expires_ms, 1, bounds::DELAY_MS)?;
+        }
+        if self.attach_ms > 0 {
+            range("attach_ttl_ms", self.attach_ms, bounds::ATTACH_MIN_MS, bounds::ATTACH_MS)?;
+        }
+        if let Some(unique) = self.unique {
+            range("unique_ms", unique.window_ms, 1, bounds::UNIQUE_MS)?;
         }
         if payload_bytes > bounds::PAYLOAD_BYTES {
             let (is, most) = (payload_bytes, bounds::PAYLOAD_BYTES);
@@ -117,6 +167,10 @@ pub struct Run {
     pub attempt: u16,
     /// How many tries the task has.
     pub max_attempts: u16,
+    /// How many of them were lost with their workers.
+    pub lost: u8,
+    /// What the task asked for beyond the ordinary.
+    pub terms: Option<Arc<Terms>>,
     /// Which run it is, for ever.
     pub fence: Fence,
     /// When it was dispatched, on the clock of the owner that did.
@@ -155,6 +209,42 @@ pub enum Input {
         /// The task.
         task: TaskId,
     },
+    /// A caller wants an ended task to be run again, as another task.
+    Replay {
+        /// To answer.
+        request: RequestId,
+        /// The task that has ended.
+        task: TaskId,
+    },
+    /// A queue's settings are these from now on.
+    Configure {
+        /// To answer.
+        request: RequestId,
+        /// The queue; made if it is new.
+        queue: QueueName,
+        /// All of them.
+        settings: Settings,
+        /// Only if nobody has changed them since: their version as it was read.
+        version: Option<u64>,
+    },
+    /// A key may not run, or may again. What runs goes on.
+    PauseKey {
+        /// To answer.
+        request: RequestId,
+        /// The queue; made if it is new.
+        queue: QueueName,
+        /// The key.
+        key: Key,
+        /// It may not.
+        paused: bool,
+    },
+    /// Somebody watches a task now, or has just ceased to.
+    Watched {
+        /// The task.
+        task: TaskId,
+        /// Somebody does.
+        now: bool,
+    },
     /// A worker offers this many slots in all, for these queues; said again, the newer counts.
     Slots {
         /// The worker.
@@ -171,7 +261,7 @@ pub enum Input {
         /// What it runs.
         running: Vec<Run>,
         /// What ended since it last heard from an owner.
-        ended: Vec<(Run, End)>,
+        ended: Vec<(Run, End, Ending)>,
     },
     /// Whether the store has room for new tasks. It has until somebody says otherwise; while it has not,
     /// enqueues are refused and everything else goes on.
@@ -202,6 +292,8 @@ pub enum Input {
         attempt: u16,
         /// How it ended.
         end: End,
+        /// What it left behind.
+        ending: Ending,
     },
     /// A worker is gone, and none of its runs is alive.
     Lost {
@@ -245,6 +337,24 @@ pub enum Input {
         /// Nothing is above them.
         end: bool,
     },
+    /// A read of the timers returned.
+    TimersLoaded {
+        /// The read.
+        load: LoadId,
+        /// The timers above the asked level, in order.
+        rows: Vec<TimerRow>,
+        /// Nothing is above them.
+        end: bool,
+    },
+    /// A read of parked rows returned.
+    ParkedLoaded {
+        /// The read.
+        load: LoadId,
+        /// The rows above the asked level, in order.
+        rows: Vec<ParkedRow>,
+        /// Nothing is above them.
+        end: bool,
+    },
     /// A read of one task returned.
     TaskLoaded {
         /// The read.
@@ -277,6 +387,28 @@ pub enum Effect {
         load: LoadId,
         /// The lane.
         lane: LaneId,
+        /// Rows above this level.
+        above: Level,
+        /// At most so many.
+        limit: usize,
+    },
+    /// Read timers.
+    LoadTimers {
+        /// To answer.
+        load: LoadId,
+        /// Those above this level.
+        above: Level,
+        /// At most so many.
+        limit: usize,
+    },
+    /// Read parked rows of a key.
+    LoadParked {
+        /// To answer.
+        load: LoadId,
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
         /// Rows above this level.
         above: Level,
         /// At most so many.
@@ -346,8 +478,8 @@ pub enum Effect {
     Retried {
         /// The task.
         task: TaskId,
-        /// The run began. If not, it counts as no try.
-        began: bool,
+        /// How the run ended; None if it never began, and counts as no try.
+        end: Option<End>,
         /// Its lane.
         lane: LaneId,
         /// Whom it is charged to.
@@ -356,6 +488,19 @@ pub enum Effect {
         attempt: u16,
         /// How many tries it has.
         max_attempts: u16,
+        /// When it is due, if it waits for a time.
+        due: Option<Millis>,
+        /// What the last one said of its failure.
+        error: Arc<str>,
+    },
+    /// A task that waited for a time waits for its turn now, durably: for whoever watches it.
+    Due {
+        /// The task.
+        task: TaskId,
+        /// Its lane.
+        lane: LaneId,
+        /// Whom it is charged to.
+        key: Key,
     },
     /// A task ended, durably: for whoever watches it.
     Finished {
@@ -363,10 +508,10 @@ pub enum Effect {
         task: TaskId,
         /// Its lane.
         lane: LaneId,
-        /// Whom it was charged to.
-        key: Key,
+        /// How often it might have been tried.
+        max_attempts: u16,
         /// How it ended.
-        outcome: Outcome,
+        end: Arc<EndRecord>,
     },
     /// Send a tick at this time, or soon after. The latest wake is the one that counts.
     Wake {
@@ -383,12 +528,19 @@ pub enum Effect {
 /// A good answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// The tasks are accepted: durable, with these ids, in order.
-    Accepted(Vec<TaskId>),
+    /// The tasks are accepted: durable, with these ids, in order; and whether each is new, or had been accepted
+    /// before under its unique key.
+    Accepted(Vec<(TaskId, bool)>),
     /// This request was accepted before: these are its tasks.
     AcceptedBefore(Vec<TaskId>),
+    /// An ended task will be run again, as this one, durably.
+    Replayed(TaskId),
+    /// The settings are changed, durably; their version now.
+    Configured(u64),
     /// The weight is set, durably.
     WeightSet,
+    /// The key may not run any more, or may again, durably.
+    KeyPaused(bool),
     /// The task will never run (again), durably.
     Canceled,
     /// The task is running; its worker has been told to stop it.

@@ -4,7 +4,7 @@
 
 use evenhand_core::backlog::{Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
-use evenhand_core::life::End;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{
     Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
@@ -152,8 +152,8 @@ fn a_bad_task_refuses_the_whole_call_and_changes_nothing() {
         vec![task(); bounds::TASKS_PER_ENQUEUE + 1],
         with(|task| task.priority = Priority(10)),
         with(|task| task.class = Class(200)),
-        with(|task| task.max_attempts = 0),
-        with(|task| task.max_attempts = 1_001),
+        with(|task| task.max_attempts = Some(0)),
+        with(|task| task.max_attempts = Some(1_001)),
         with(|task| task.payload = vec![0; 10_000_000].into()),
         vec![NewTask { payload: large, ..task() }; 17],
     ];
@@ -167,8 +167,8 @@ fn a_bad_task_refuses_the_whole_call_and_changes_nothing() {
         too_large: tasks: has 10001 tasks; send at most 10000 in one call
         invalid: tasks[1].priority: 10 is out of range; use 0 (first) to 9
         invalid: tasks[1].class: 200 is not a class of this queue
-        invalid: tasks[1].max_attempts: 0 is out of range; use 1 to 1000
-        invalid: tasks[1].max_attempts: 1001 is out of range; use 1 to 1000
+        invalid: tasks[1].retry.max_attempts: 0 is out of range; use 1 to 1000
+        invalid: tasks[1].retry.max_attempts: 1001 is out of range; use 1 to 1000
         too_large: tasks[1].payload: has 10000000 bytes, at most 1048576 are allowed; store it elsewhere and send its address
         too_large: tasks: has 17825792 bytes of payload; send at most 16777216 in one call
     "#]],
@@ -236,20 +236,20 @@ fn facts_about_unknown_things_are_ignored_or_answered() {
     let mut effects = Vec::new();
     shard.step(
         Millis(1),
-        Input::Ended { worker, task, fence, attempt: 1, end: End::Succeeded },
+        Input::Ended { worker, task, fence, attempt: 1, end: End::Succeeded, ending: Ending::default() },
         &mut effects,
     );
     let [Effect::LoadTask { load, .. }] = effects[..] else { panic!("{effects:?}") };
     let mut effects = Vec::new();
     shard.step(Millis(1), Input::TaskLoaded { load, task: None }, &mut effects);
     assert_eq!(effects, [Effect::Acknowledge { worker, task, fence }]);
-    // A cancel of a task that does not exist.
-    let mut effects = Vec::new();
-    shard.step(Millis(1), Input::Cancel { request: RequestId(2), task }, &mut effects);
-    let [Effect::LoadTask { load, .. }] = effects[..] else { panic!("{effects:?}") };
-    let mut effects = Vec::new();
-    shard.step(Millis(1), Input::TaskLoaded { load, task: None }, &mut effects);
-    assert!(matches!(&effects[..], [Effect::Answer { answer: Err(_), .. }]), "{effects:?}");
+    // A wish about a task that does not exist yet: it is not looked for, or it could be taken for one that comes.
+    for wish in [Input::Cancel { request: RequestId(2), task }, Input::Replay { request: RequestId(2), task }]
+    {
+        let mut effects = Vec::new();
+        shard.step(Millis(1), wish, &mut effects);
+        assert!(matches!(&effects[..], [Effect::Answer { answer: Err(_), .. }]), "{effects:?}");
+    }
 }
 
 #[test]
@@ -284,8 +284,14 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         let totals = Totals { accepted, ..Totals::default() };
         (QueueId(id), QueueRecord { name: QueueName::new(&format!("q{id}")).unwrap(), totals })
     };
-    let record =
-        |rows| KeyRecord { finish: VTime::ZERO, due: VTime::ZERO, rows, chained: 0, weight: Weight::ONE };
+    let record = |rows| KeyRecord {
+        finish: VTime::ZERO,
+        due: VTime::ZERO,
+        rows,
+        chained: 0,
+        refund: VTime::ZERO,
+        weight: Weight::ONE,
+    };
     let empty = Metadata::default;
     let high = LaneRecord { max: Level::new(VTime::ZERO.pass(), 9), ..LaneRecord::default() };
     let damaged = [
@@ -327,6 +333,6 @@ fn an_answer_waits_for_its_commit() {
     let [Effect::Save { commit, .. }] = effects[..] else { panic!("{effects:?}") };
     effects.clear();
     shard.step(Millis(0), Input::Committed { commit }, &mut effects);
-    let answer = Ok(Answer::Accepted(vec![TaskId(1)]));
+    let answer = Ok(Answer::Accepted(vec![(TaskId(1), true)]));
     assert_eq!(effects, [Effect::Answer { request: RequestId(1), answer }]);
 }

@@ -6,7 +6,7 @@
 //! ```
 
 use evenhand::blocking::Client;
-use evenhand::{Filter, NewTask, Refusal};
+use evenhand::{Filter, NewTask, Refusal, TaskState};
 
 fn main() -> Result<(), Refusal> {
     let client = Client::new(&evenhand::server())?;
@@ -14,7 +14,8 @@ fn main() -> Result<(), Refusal> {
         client.enqueue("letters", NewTask::new(name).content_type("text/plain").key("acme"))?;
     }
 
-    for task in client.list_all(Filter::all().queue("letters").key("acme")) {
+    let waiting = Filter::all().queue("letters").key("acme").state(TaskState::Queued);
+    for task in client.list_all(waiting) {
         let task = task?;
         let payload = client.payload(&task.id)?;
         println!("{}, {}", String::from_utf8_lossy(&payload.bytes), payload.content_type);

@@ -78,7 +78,7 @@ mod tests {
     async fn a_task_that_takes_too_long_is_dropped() -> Result<(), Refusal> {
         let mut run = TestWorker::new(handlers()).start("wait", NewTask::default())?;
         run.expire();
-        assert!(matches!(run.end().await.outcome, Outcome::Failed(Failure::Retry(_))));
+        assert!(matches!(run.end().await.outcome, Outcome::Failed(Failure::Retry { .. })));
         Ok(())
     }
 }

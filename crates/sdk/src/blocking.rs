@@ -22,7 +22,7 @@ use evenhand_core::refusal::Kind;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::client::{self, Batching, Enqueued, Filter, NewTask, Payload, Task};
+use crate::client::{self, Batching, Changed, Enqueued, Filter, NewTask, Payload, QueueSettings, Task};
 
 /// A connection to a server. Cheap to clone, and may be used by many threads at once.
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ impl Client {
         self.thread.wait(self.client.get(id))
     }
 
-    /// What a task was submitted with, as long as it has not ended.
+    /// What a task was submitted with, as long as it is remembered.
     pub fn payload(&self, id: &str) -> Result<Payload, Refusal> {
         self.thread.wait(self.client.payload(id))
     }
@@ -161,12 +161,31 @@ impl Client {
         self.thread.wait(self.client.cancel(id))
     }
 
-    /// A page of the tasks that have not ended.
+    /// Cancels all tasks of a filter that have not ended, step by step: see [`crate::Client::cancel_many`].
+    pub fn cancel_many(&self, filter: Filter) -> Changing {
+        self.changing(self.client.cancel_many(filter))
+    }
+
+    /// Runs an ended task again, as another task, whose id it returns: see [`crate::Client::replay`].
+    pub fn replay(&self, id: &str) -> Result<String, Refusal> {
+        self.thread.wait(self.client.replay(id))
+    }
+
+    /// Runs all ended tasks of a filter again, step by step: see [`crate::Client::replay_many`].
+    pub fn replay_many(&self, filter: Filter) -> Changing {
+        self.changing(self.client.replay_many(filter))
+    }
+
+    fn changing(&self, changing: client::Changing) -> Changing {
+        Changing { changing, thread: self.thread.clone(), over: false }
+    }
+
+    /// A page of tasks, by id: those that have not ended, and those whose end is remembered.
     pub fn list(&self, request: impl Into<v1::ListRequest>) -> Result<v1::ListResponse, Refusal> {
         self.thread.wait(self.client.list(request))
     }
 
-    /// All tasks of a filter that have not ended, one after the other.
+    /// All tasks of a filter, one after the other.
     pub fn list_all(&self, filter: Filter) -> Listing {
         Listing { listing: self.client.list_all(filter), thread: self.thread.clone(), over: false }
     }
@@ -176,9 +195,39 @@ impl Client {
         self.thread.wait(self.client.queues())
     }
 
-    /// One queue, and the shares of at most so many keys.
+    /// One queue, its settings, and the shares of at most so many keys.
     pub fn queue(&self, name: &str, keys: u32) -> Result<v1::QueueResponse, Refusal> {
         self.thread.wait(self.client.queue(name, keys))
+    }
+
+    /// Changes settings of a queue: see [`crate::Client::set_queue`].
+    pub fn set_queue(&self, name: &str, settings: QueueSettings) -> Result<v1::SetQueueResponse, Refusal> {
+        self.thread.wait(self.client.set_queue(name, settings))
+    }
+
+    /// Pauses a queue: nothing of it is started any more. What runs goes on.
+    pub fn pause(&self, queue: &str) -> Result<(), Refusal> {
+        self.thread.wait(self.client.pause(queue))
+    }
+
+    /// Resumes a paused queue.
+    pub fn resume(&self, queue: &str) -> Result<(), Refusal> {
+        self.thread.wait(self.client.resume(queue))
+    }
+
+    /// Gives a key of a queue a weight: see [`crate::Client::set_key_weight`].
+    pub fn set_key_weight(&self, queue: &str, key: &str, weight: f64) -> Result<(), Refusal> {
+        self.thread.wait(self.client.set_key_weight(queue, key, weight))
+    }
+
+    /// Pauses a key of a queue: its tasks wait. What runs goes on.
+    pub fn pause_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.thread.wait(self.client.pause_key(queue, key))
+    }
+
+    /// Lets a paused key go on.
+    pub fn resume_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.thread.wait(self.client.resume_key(queue, key))
     }
 
     /// Every worker.
@@ -234,6 +283,45 @@ impl Iterator for Listing {
 }
 
 impl FusedIterator for Listing {}
+
+/// Cancels or replays tasks, a step with each item: see [`Client::cancel_many`]. An error is the last item.
+///
+/// ```no_run
+/// use evenhand::{Filter, TaskState, blocking::Client};
+///
+/// let client = Client::new("http://127.0.0.1:7400")?;
+/// for step in client.replay_many(Filter::all().queue("mail").state(TaskState::Failed)) {
+///     println!("{} are run again", step?.tasks);
+/// }
+/// # Ok::<(), evenhand::Refusal>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is changed until the steps are asked for"]
+pub struct Changing {
+    changing: client::Changing,
+    thread: Arc<Thread>,
+    /// The last item was given.
+    over: bool,
+}
+
+impl Changing {
+    /// Makes all steps, and says what they changed together.
+    pub fn all(self) -> Result<Changed, Refusal> {
+        self.thread.wait(self.changing.all())
+    }
+}
+
+impl Iterator for Changing {
+    type Item = Result<Changed, Refusal>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = (!self.over).then(|| self.thread.wait(self.changing.next()).transpose()).flatten();
+        self.over = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+impl FusedIterator for Changing {}
 
 /// Gathers tasks into calls: see [`crate::Batcher`]. What was handed in is sent before the last clone is gone, if
 /// that is not within an async runtime; [`Batcher::close`] waits for it.

@@ -1,6 +1,6 @@
 //! Evenhand for Rust programs.
 //!
-//! [`Client`] submits tasks, looks at them, watches and cancels them. [`Worker`] runs them: in this process,
+//! [`Client`] submits tasks, looks at them, watches, cancels and replays them. [`Worker`] runs them: in this process,
 //! with handlers that are typed by serde, or as commands, each in a process of its own.
 //!
 //! ```no_run
@@ -47,7 +47,8 @@ pub mod testing;
 mod worker;
 
 pub use client::{
-    Batcher, Batching, Client, Enqueued, Filter, Listing, NewTask, Payload, Receipt, Task, TaskState, Watch,
+    Batcher, Batching, Changed, Changing, Client, Enqueued, Filter, Listing, NewTask, Payload, QueueSettings,
+    Receipt, Retries, Task, TaskState, Try, Watch,
 };
 pub use evenhand_api::v1 as wire;
 pub use evenhand_core::Refusal;

@@ -40,7 +40,7 @@ use serde::de::DeserializeOwned;
 pub use evenhand_api::v1::Progress;
 
 use crate::client::NewTask;
-use crate::worker::{Failure, Handlers, Happening, InProcess, Job, RunKey, Runner};
+use crate::worker::{Failure, Handlers, Happening, InProcess, Job, RunKey, Runner, Word};
 
 /// Runs handlers, one task at a time or many.
 #[derive(Clone, Debug)]
@@ -67,13 +67,15 @@ impl TestWorker {
     }
 
     /// Runs a task again and again, as a server has it done: until it succeeds, fails for good or has no attempts
-    /// left. How each run ended; the last one counts. No time passes between them.
+    /// left (5, if it does not say). How each run ended; the last one counts. No time passes between them, whatever
+    /// the task or a failure says of it.
     pub async fn run_to_end(&self, queue: &str, task: NewTask) -> Result<Vec<Ended>, Refusal> {
-        let most = task.task.max_attempts.unwrap_or(bounds::DEFAULT_ATTEMPTS.into());
+        let retry = task.task.retry.unwrap_or_default();
+        let most = retry.max_attempts.unwrap_or(bounds::DEFAULT_ATTEMPTS.into());
         let mut all = Vec::new();
         for attempt in 1..=most {
             let ended = self.start_attempt(queue, task.clone(), attempt)?.end().await;
-            let again = matches!(ended.outcome, Outcome::Failed(Failure::Retry(_)) | Outcome::Killed);
+            let again = matches!(ended.outcome, Outcome::Failed(Failure::Retry { .. }) | Outcome::Killed);
             all.push(ended);
             if !again {
                 break;
@@ -161,12 +163,14 @@ impl TestRun {
                     self.output.push(line);
                     return true;
                 }
-                Some(Happening::Ended { end, result, error, .. }) => {
+                Some(Happening::Ended { word: None, .. }) => self.outcome = Some(Outcome::Killed),
+                Some(Happening::Ended { word: Some(word), .. }) => {
+                    let Word { end, result, error, retry_after } = word;
                     self.outcome = Some(match end {
-                        Some(End::Succeeded) => Outcome::Succeeded(result),
-                        Some(End::FailedForGood) => Outcome::Failed(Failure::ForGood(error)),
-                        Some(End::Failed) => Outcome::Failed(Failure::Retry(error)),
-                        Some(End::Lost) | None => Outcome::Killed,
+                        End::Succeeded => Outcome::Succeeded(result),
+                        End::FailedForGood => Outcome::Failed(Failure::ForGood(error)),
+                        End::Failed => Outcome::Failed(Failure::Retry { why: error, after: retry_after }),
+                        End::Lost => Outcome::Killed,
                     });
                 }
                 Some(Happening::NotStarted(_) | Happening::Over(_)) | None => {

@@ -9,7 +9,7 @@ mod example;
 use std::time::Duration;
 
 use evenhand::testing::{Outcome, TestWorker};
-use evenhand::{Failure, Handlers, Kind, NewTask, Run, Worker};
+use evenhand::{Failure, Handlers, Kind, NewTask, Retries, Run, Worker};
 
 async fn obey(order: String, run: Run) -> Result<String, Failure> {
     match order.as_str() {
@@ -17,6 +17,7 @@ async fn obey(order: String, run: Run) -> Result<String, Failure> {
         "large" => Ok("x".repeat(100_000)),
         "wordy" => Err(Failure::retry("é".repeat(10_000))),
         "error" => Ok("x".parse::<u8>()?.to_string()),
+        "busy" => Err(Failure::retry_after(Duration::from_secs(30), "busy")),
         "hang" => std::future::pending().await,
         "talk" => {
             run.output("é".repeat(10_000));
@@ -42,6 +43,7 @@ async fn failures_are_those_of_a_worker() {
         (order("panic"), Failure::retry("the handler stopped with a panic: oh no")),
         (order("error"), Failure::retry("invalid digit found in string")),
         (order("?"), Failure::for_good("what?")),
+        (order("busy"), Failure::retry_after(Duration::from_secs(30), "busy")),
         (order("wordy"), Failure::retry("é".repeat(2_048))),
         (
             order("large"),
@@ -98,6 +100,8 @@ async fn a_run_can_be_killed_and_a_task_is_tried_until_it_has_no_attempts_left()
     assert_eq!(run.end().await.outcome, Outcome::Killed);
     let runs = worker().run_to_end("q", order("error").max_attempts(3)).await.unwrap();
     assert_eq!(runs.len(), 3);
+    let retries = Retries::new().max_attempts(2).backoff(Duration::from_secs(3_600));
+    assert_eq!(worker().run_to_end("q", order("error").retries(retries)).await.unwrap().len(), 2);
     // A worker's handlers are tested the same way.
     let of_worker = TestWorker::new(Worker::new("http://127.0.0.1:1").handle("q", obey));
     assert_eq!(of_worker.run_to_end("q", order("?")).await.unwrap().len(), 1);

@@ -7,26 +7,25 @@ use std::time::Instant;
 
 use evenhand_api::v1::TaskState;
 use evenhand_api::v1::client_server::Client;
-use evenhand_api::{PAGE_TASKS, REQUEST_ID_BYTES, convert, errors, v1};
+use evenhand_api::{REQUEST_ID_BYTES, convert, errors, v1};
+use evenhand_core::backlog::Weight;
 use evenhand_core::explain::{Ahead, Standing};
-use evenhand_core::life::Outcome;
+use evenhand_core::life::Backoff;
 use evenhand_core::names::{Key, Millis, QueueName, RequestKey, ShardId, TaskId};
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, bounds};
-use evenhand_store::{Store, StoreError};
+use evenhand_store::{History, Store, StoreError};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::clock::Clock;
-use crate::events::{Began, Watched};
-use crate::mailbox::{Explained, Mailbox, QueueView, View};
+use crate::events::{Began, Watched, say_end};
+use crate::listing::Many;
+use crate::mailbox::{Explained, KeyChange, Mailbox, QueueView, View};
 use crate::shard::SHARD;
 
-/// Tasks that a list reads at once, at least, and how often it reads for one page.
-const LIST_AT_ONCE: usize = 100;
-const LIST_READS: usize = 50;
 /// Most keys of a queue that are shown.
 const PAGE_KEYS: u32 = 1_000;
 /// How often a task that moves while it is looked at is looked at again.
@@ -54,112 +53,160 @@ impl<S: Store + 'static> Clients<S> {
                 format!("are too many; send at most {most} in one call"),
             ));
         }
-        let tasks = request.tasks.into_iter().enumerate();
-        let tasks: Result<Vec<NewTask>, Refusal> = tasks
-            .map(|(n, task)| convert::new_task(task).map_err(|r| r.within(format_args!("tasks[{n}]"))))
-            .collect();
-        let (ids, created) = match self.mailbox.enqueue(queue, tasks?, once).await? {
-            Answer::Accepted(ids) => (ids, true),
-            Answer::AcceptedBefore(ids) => (ids, false),
-            Answer::WeightSet | Answer::Canceled | Answer::Stopping => (Vec::new(), false),
+        // What a task leaves open of its backoff is its queue's; most leave all of it, and nobody need be asked.
+        let asks = request.tasks.iter().filter_map(|task| task.retry.as_ref()).any(convert::is_partial);
+        let backoff = match asks {
+            true => self.mailbox.settings(queue.clone()).await?.settings.backoff,
+            false => Backoff::default(),
         };
-        let ids = ids.into_iter().map(|task| convert::task_id(SHARD, task)).collect();
-        Ok(v1::EnqueueResponse { ids, created })
+        let task = |(n, task): (usize, v1::NewTask)| {
+            new_task(&queue, task, backoff).map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))
+        };
+        let tasks = request.tasks.into_iter().enumerate().map(task).collect::<Result<Vec<_>, _>>()?;
+        let (ids, created) = match self.mailbox.enqueue(queue, tasks, once).await? {
+            Answer::Accepted(ids) => (ids, true),
+            Answer::AcceptedBefore(ids) => (ids.into_iter().map(|id| (id, true)).collect(), false),
+            Answer::WeightSet
+            | Answer::Canceled
+            | Answer::Stopping
+            | Answer::Replayed(_)
+            | Answer::Configured(_)
+            | Answer::KeyPaused(_) => return Err(no_such_answer()),
+        };
+        let known = (0..).zip(&ids).filter(|(_, (_, new))| !new).map(|(n, _)| n).collect();
+        let ids = ids.into_iter().map(|(task, _)| convert::task_id(SHARD, task)).collect();
+        Ok(v1::EnqueueResponse { ids, created, known })
     }
 
-    async fn get(&self, id: &str) -> Result<v1::Task, Refusal> {
+    /// How a task stands: what the store has of it, and what only the shard knows.
+    pub(crate) async fn get(&self, id: &str) -> Result<v1::Task, Refusal> {
         let task = own_task(id)?;
         for _ in 0..LOOKS {
             let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
-            let known = stored.is_some();
-            if let Some(stored) = stored
-                && let Some(explained) = self.mailbox.explain(vec![stored]).await?.pop()
-                && explained.standing != Standing::Gone
-            {
-                return Ok(to_wire(explained));
-            }
-            match self.mailbox.ended(task).await? {
-                Some(recent) => return Ok(recent.task(SHARD, task)),
-                // It was retried, and moved, between the store's word and the shard's: look again.
-                None if known => {}
-                None => break,
+            let Some(stored) = stored else {
+                // Its queue remembers nothing, but we do for a while.
+                let recent = self.mailbox.ended(task).await?;
+                let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
+                return recent.map(|recent| recent.task(SHARD, task)).ok_or_else(gone);
+            };
+            let tried = stored.attempt > 1;
+            let Some(explained) = self.mailbox.explain(vec![stored]).await?.pop() else { continue };
+            let standing = explained.standing.clone();
+            let mut told = to_wire(explained);
+            match standing {
+                // It ended, or was retried, and moved, between the store's word and the shard's: look again when
+                // that is durable.
+                Standing::Gone => {
+                    self.mailbox.ended(task).await?;
+                }
+                Standing::Running { .. } | Standing::Waiting { .. } | Standing::Scheduled { .. } => {
+                    if tried {
+                        let history = self.store.read_history(SHARD, task).await;
+                        say_history(&mut told, &history.map_err(|why| unavailable(&why))?);
+                    }
+                    return Ok(told);
+                }
+                Standing::Over => {
+                    let history = self.store.read_history(SHARD, task).await;
+                    let history = history.map_err(|why| unavailable(&why))?;
+                    if history.end.is_some() {
+                        say_history(&mut told, &history);
+                        return Ok(told);
+                    }
+                    // Forgotten in this moment.
+                }
             }
         }
-        Err(Refusal::not_found(format!("task {id} does not exist, or ended a while ago")))
+        Err(Refusal::not_found(format!("task {id} does not exist, or is not remembered")))
     }
 
     async fn cancel(&self, id: &str) -> Result<v1::CancelResponse, Refusal> {
         let task = own_task(id)?;
         match self.mailbox.cancel(task).await {
             Ok(Answer::Stopping) => Ok(v1::CancelResponse { stopping: true }),
-            Ok(Answer::Canceled | Answer::WeightSet | Answer::Accepted(_) | Answer::AcceptedBefore(_)) => {
-                Ok(v1::CancelResponse { stopping: false })
-            }
+            Ok(
+                Answer::Canceled
+                | Answer::WeightSet
+                | Answer::Accepted(_)
+                | Answer::AcceptedBefore(_)
+                | Answer::Replayed(_)
+                | Answer::Configured(_)
+                | Answer::KeyPaused(_),
+            ) => Ok(v1::CancelResponse { stopping: false }),
             // Said twice, it is done all the same.
-            Err(refusal) if refusal.kind == Kind::NotFound => match self.mailbox.ended(task).await? {
-                Some(recent) if recent.outcome == Outcome::Canceled => {
-                    Ok(v1::CancelResponse { stopping: false })
-                }
-                Some(_) | None => Err(Refusal::not_found(format!("task {id} does not exist, or has ended"))),
+            Err(refusal) if refusal.kind == Kind::NotFound => match self.get(id).await {
+                Ok(task) if task.state() == TaskState::Canceled => Ok(v1::CancelResponse { stopping: false }),
+                Ok(_) => Err(Refusal::not_found(format!("task {id} has ended"))),
+                Err(refusal) => Err(refusal),
             },
             Err(refusal) => Err(refusal),
         }
     }
 
-    async fn list(&self, request: v1::ListRequest) -> Result<v1::ListResponse, Refusal> {
-        let limit = request.limit.unwrap_or(100);
-        if !(1..=PAGE_TASKS).contains(&limit) {
-            return Err(Refusal::invalid("limit", format!("{limit} is out of range; use 1 to {PAGE_TASKS}")));
+    async fn replay(&self, id: &str) -> Result<v1::ReplayResponse, Refusal> {
+        let task = own_task(id)?;
+        let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
+        let gone = || Refusal::not_found(format!("task {id} does not exist, or its end is not remembered"));
+        match self.mailbox.replay(stored.ok_or_else(gone)?).await {
+            Ok(Answer::Replayed(again)) => Ok(v1::ReplayResponse { id: convert::task_id(SHARD, again) }),
+            Ok(
+                Answer::Accepted(_)
+                | Answer::AcceptedBefore(_)
+                | Answer::Configured(_)
+                | Answer::WeightSet
+                | Answer::KeyPaused(_)
+                | Answer::Canceled
+                | Answer::Stopping,
+            ) => Err(no_such_answer()),
+            Err(refusal) => Err(refusal),
         }
-        let queue = match request.queue.as_str() {
-            "" => None,
-            name => Some(self.mailbox.queue(QueueName::new(name)?, 0).await?.id),
-        };
-        let key = Some(Key::new(&request.key)?).filter(|key| !key.as_str().is_empty());
-        let state = match request.state() {
-            state @ (TaskState::Unspecified | TaskState::Queued | TaskState::Running) => state,
-            TaskState::Succeeded | TaskState::Failed | TaskState::Canceled => {
-                return Err(Refusal::invalid("state", "only queued and running tasks are listed"));
+    }
+
+    async fn set_queue(&self, request: v1::SetQueueRequest) -> Result<v1::SetQueueResponse, Refusal> {
+        let v1::SetQueueRequest { name, settings, version } = request;
+        let name = QueueName::new(&name)?;
+        match self.mailbox.set_queue(name, settings.unwrap_or_default(), version).await? {
+            (settings, Answer::Configured(version)) => {
+                Ok(v1::SetQueueResponse { settings: Some(convert::settings(&settings)), version })
             }
-        };
-        let mut after = match request.cursor.as_str() {
-            "" => TaskId(0),
-            cursor => match convert::parse_task_id(cursor) {
-                Ok((SHARD, task)) => task,
-                // By shard, then by task: another shard's are all before ours, or all behind.
-                Ok((shard, _)) if shard < SHARD => TaskId(0),
-                Ok(_) => return Ok(v1::ListResponse::default()),
-                Err(_) => return Err(Refusal::invalid("cursor", "is none that a list gave")),
-            },
-        };
-        let mut page = v1::ListResponse::default();
-        // A filter may pass over many tasks. After so many the caller is told how far it came.
-        for _ in 0..LIST_READS {
-            let left = limit as usize - page.tasks.len();
-            let listing = self.store.list_tasks(SHARD, queue, after, left.max(LIST_AT_ONCE)).await;
-            let mut listing = listing.map_err(|why| unavailable(&why))?;
-            let mut seen = listing.more.or(listing.tasks.last().map(|task| task.id)).unwrap_or(after);
-            listing.tasks.retain(|task| key.as_ref().is_none_or(|key| task.key == *key));
-            let mut explained = self.mailbox.explain(listing.tasks).await?.into_iter();
-            for explained in explained.by_ref() {
-                let (id, gone) = (explained.task.id, explained.standing == Standing::Gone);
-                let task = to_wire(explained);
-                if !gone && (state == TaskState::Unspecified || task.state() == state) {
-                    page.tasks.push(task);
-                }
-                if page.tasks.len() == limit as usize {
-                    seen = id;
-                    break;
-                }
-            }
-            after = seen;
-            let more = listing.more.is_some() || explained.len() > 0;
-            page.cursor = if more { convert::task_id(SHARD, after) } else { String::new() };
-            if !more || page.tasks.len() == limit as usize {
-                break;
-            }
+            (
+                _,
+                Answer::Accepted(_)
+                | Answer::AcceptedBefore(_)
+                | Answer::Replayed(_)
+                | Answer::WeightSet
+                | Answer::KeyPaused(_)
+                | Answer::Canceled
+                | Answer::Stopping,
+            ) => Err(no_such_answer()),
         }
-        Ok(page)
+    }
+
+    async fn set_key(&self, request: v1::SetKeyRequest) -> Result<v1::SetKeyResponse, Refusal> {
+        let v1::SetKeyRequest { queue, key, weight_thousandths, paused } = request;
+        let (queue, key) = (QueueName::new(&queue)?, Key::new(&key)?);
+        // Both are checked before either is changed.
+        let weight = match weight_thousandths {
+            Some(thousandths @ 1..) => {
+                let weight = Weight::from_thousandths(thousandths);
+                Some(Some(weight.ok_or_else(|| {
+                    let is = f64::from(thousandths) / 1e3;
+                    Refusal::invalid(
+                        "weight",
+                        format!("{is} is out of range; use 0.001 to 1000, or 0 for none"),
+                    )
+                })?))
+            }
+            Some(0) => Some(None),
+            None => None,
+        };
+        if let Some(weight) = weight {
+            self.mailbox.set_key(queue.clone(), key.clone(), KeyChange::Weight(weight)).await?;
+        }
+        if let Some(paused) = paused {
+            self.mailbox.set_key(queue, key, KeyChange::Paused(paused)).await?;
+        }
+        Ok(v1::SetKeyResponse {})
     }
 
     /// The shard's view, with the age of each queue's oldest waiting task.
@@ -190,12 +237,14 @@ impl<S: Store + 'static> Clients<S> {
         }
         let mut view = self.mailbox.queue(QueueName::new(&request.name)?, keys as usize).await?;
         self.age(&mut view, self.clock.now()).await?;
-        Ok(v1::QueueResponse { queue: Some(view.queue), keys: view.keys })
+        let settings = Some(convert::settings(&view.settings.settings));
+        let version = view.settings.version;
+        Ok(v1::QueueResponse { queue: Some(view.queue), keys: view.keys, settings, version })
     }
 
     async fn payload(&self, id: &str) -> Result<v1::PayloadResponse, Refusal> {
         let stored = self.store.read_task(SHARD, own_task(id)?).await.map_err(|why| unavailable(&why))?;
-        let gone = || Refusal::not_found(format!("task {id} does not exist, or has ended"));
+        let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
         let task = stored.ok_or_else(gone)?;
         let content_type = task.content_type.as_str().into();
         Ok(v1::PayloadResponse { payload: bytes::Bytes::from_owner(task.payload), content_type })
@@ -232,11 +281,14 @@ impl<S: Store + 'static> Clients<S> {
             _ if !key.is_empty() => return Err(one_or_many("key")),
             id => Watched::Task(own_task(id)?),
         };
+        let mut attached = false;
         if !id.is_empty() {
-            self.get(&id).await?; // nobody waits for what is not there
+            let stands = self.get(&id).await?; // nobody waits for what is not there
+            attached = stands.attach_ttl_ms.is_some() && !is_over(stands.state());
         }
         // First watch, then look: what happens in between is seen twice, not missed.
-        let Began { at, mut before, missed, mut events } = self.mailbox.watch(what, after, lingers).await?;
+        let began = self.mailbox.watch(what, after, lingers, attached).await?;
+        let Began { at, mut before, missed, mut events } = began;
         let at_ms = self.clock.now().0;
         let mut first = Vec::new();
         let say = |event| v1::TaskEvent { at_ms, event: Some(event), ..v1::TaskEvent::default() };
@@ -245,8 +297,8 @@ impl<S: Store + 'static> Clients<S> {
         }
         let mut over = false;
         if !id.is_empty() {
-            let stands = self.get(&id).await?;
-            over = is_over(stands.state);
+            let stands = v1::Task { tries: Vec::new(), ..self.get(&id).await? };
+            over = is_over(stands.state());
             // Its end may have come since the watch began.
             while over && let Ok(event) = events.try_recv() {
                 before.push(event);
@@ -273,11 +325,32 @@ fn one_or_many(field: &str) -> Refusal {
     Refusal::invalid(field, "goes with no id: watch one task, or all of a queue or a key")
 }
 
-fn is_over(state: i32) -> bool {
-    match v1::TaskState::try_from(state) {
-        Ok(v1::TaskState::Succeeded | v1::TaskState::Failed | v1::TaskState::Canceled) => true,
-        Ok(v1::TaskState::Queued | v1::TaskState::Running | v1::TaskState::Unspecified) | Err(_) => false,
+/// Whether tasks that stand like this have ended.
+pub(crate) fn is_over(state: TaskState) -> bool {
+    match state {
+        TaskState::Succeeded | TaskState::Failed | TaskState::Canceled | TaskState::Expired => true,
+        TaskState::Queued | TaskState::Running | TaskState::Scheduled | TaskState::Unspecified => false,
     }
+}
+
+/// To whoever got an answer to something else.
+fn no_such_answer() -> Refusal {
+    Refusal::new(Kind::Internal, "", "the shard answered something else than it was asked; this is a bug")
+}
+
+/// A task as a client asks for it, in its queue.
+fn new_task(queue: &QueueName, task: v1::NewTask, backoff: Backoff) -> Result<NewTask, Refusal> {
+    let name = unique_key(queue, &task.unique_key);
+    let mut new = convert::new_task_in(task, backoff)?;
+    if let Some(unique) = &mut new.unique {
+        unique.key = name;
+    }
+    Ok(new)
+}
+
+/// A task's unique name, with its queue's. Queues' names do not begin with this byte, so no request has the same.
+fn unique_key(queue: &QueueName, name: &str) -> RequestKey {
+    RequestKey(xxh3_128(&[&[0], queue.as_str().as_bytes(), &[0], name.as_bytes()].concat()))
 }
 
 /// A request's name, with its queue's: two queues are two requests.
@@ -303,12 +376,23 @@ fn own_task(id: &str) -> Result<TaskId, Refusal> {
     }
 }
 
-fn unavailable(why: &StoreError) -> Refusal {
+pub(crate) fn unavailable(why: &StoreError) -> Refusal {
     warn!(%why, "a client's read failed");
     Refusal::new(Kind::Unavailable, "", format!("{why}; send this again in a moment")).after(500)
 }
 
-fn to_wire(explained: Explained) -> v1::Task {
+/// What became of a task, besides how it stands.
+fn say_history(told: &mut v1::Task, history: &History) {
+    if let Some(end) = &history.end {
+        say_end(told, end);
+        told.replayed_as = history.replayed_as.map_or_else(String::new, |id| convert::task_id(SHARD, id));
+    }
+    let last = history.end.iter().filter_map(|end| end.last.as_ref());
+    told.tries = history.tries.iter().chain(last).map(convert::tried).collect();
+}
+
+/// A task on the wire. How one has ended is not known here.
+pub(crate) fn to_wire(explained: Explained) -> v1::Task {
     let Explained { task, queue, standing, seat, progress } = explained;
     let mut wire = v1::Task {
         id: convert::task_id(SHARD, task.id),
@@ -321,8 +405,13 @@ fn to_wire(explained: Explained) -> v1::Task {
         payload_bytes: task.payload.len() as u64,
         max_duration_ms: (task.max_duration_ms > 0).then_some(task.max_duration_ms),
         content_type: task.content_type.as_str().into(),
+        replay_of: task.replay_of.map_or_else(String::new, |id| convert::task_id(SHARD, id)),
         ..v1::Task::default()
     };
+    if let Some(terms) = &task.terms {
+        wire.expires_at_ms = terms.expires.map(|at| at.0);
+        wire.attach_ttl_ms = (terms.attach_ms > 0).then_some(terms.attach_ms);
+    }
     match standing {
         Standing::Running { stopping, .. } => {
             wire.state = v1::TaskState::Running.into();
@@ -340,7 +429,11 @@ fn to_wire(explained: Explained) -> v1::Task {
             wire.ahead = Some(ahead as u64);
             wire.ahead_is_exact = exact;
         }
-        Standing::Gone => {}
+        Standing::Scheduled { due } => {
+            wire.state = v1::TaskState::Scheduled.into();
+            wire.due_ms = Some(due.0);
+        }
+        Standing::Over | Standing::Gone => {}
     }
     wire
 }
@@ -384,6 +477,41 @@ impl<S: Store + 'static> Client for Clients<S> {
         request: Request<v1::CancelRequest>,
     ) -> Result<Response<v1::CancelResponse>, Status> {
         answer(self.cancel(&request.into_inner().id).await)
+    }
+
+    async fn cancel_many(
+        &self,
+        request: Request<v1::ManyRequest>,
+    ) -> Result<Response<v1::ManyResponse>, Status> {
+        answer(self.many(Many::Cancel, request.into_inner()).await)
+    }
+
+    async fn replay(
+        &self,
+        request: Request<v1::ReplayRequest>,
+    ) -> Result<Response<v1::ReplayResponse>, Status> {
+        answer(self.replay(&request.into_inner().id).await)
+    }
+
+    async fn replay_many(
+        &self,
+        request: Request<v1::ManyRequest>,
+    ) -> Result<Response<v1::ManyResponse>, Status> {
+        answer(self.many(Many::Replay, request.into_inner()).await)
+    }
+
+    async fn set_queue(
+        &self,
+        request: Request<v1::SetQueueRequest>,
+    ) -> Result<Response<v1::SetQueueResponse>, Status> {
+        answer(self.set_queue(request.into_inner()).await)
+    }
+
+    async fn set_key(
+        &self,
+        request: Request<v1::SetKeyRequest>,
+    ) -> Result<Response<v1::SetKeyResponse>, Status> {
+        answer(self.set_key(request.into_inner()).await)
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {

@@ -1,15 +1,19 @@
-//! Who watches which tasks, and how the last ones ended. All of it is in memory and bounded: a watcher that is
-//! slow misses events and is told how many; of the tasks that have ended the last ones are remembered, so that a
-//! client that asks a moment later still gets the result.
+//! Who watches which tasks, and how the last ones ended that the store does not remember. All of it is in memory and
+//! bounded: a watcher that is slow misses events and is told how many; of the tasks that have ended in queues that
+//! keep nothing the last ones are remembered, so that a client that asks a moment later still gets the result.
+//!
+//! Tasks that want to be watched (attached ones) are looked at more often: see [`Events::unwatched`].
 //!
 //! A watcher may come back and go on where it was. For that, what it would have seen is kept for a while after it
 //! has left: see [`Events::watch`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use evenhand_api::{convert, v1};
-use evenhand_core::life::Outcome;
+use evenhand_core::change::EndRecord;
+use evenhand_core::life::{End, Outcome};
 use evenhand_core::names::{Key, Millis, Priority, QueueName, ShardId, TaskId};
 use prost::Message;
 use tokio::sync::mpsc;
@@ -27,7 +31,7 @@ const LINGERING: usize = 20_000;
 /// Events that are kept for those who come back, and the bytes that they may take.
 const KEPT: usize = 20_000;
 const KEPT_BYTES: usize = 16 * 1024 * 1024;
-/// Ended tasks that are remembered, and the bytes that they may take.
+/// Ended tasks that are remembered here, and the bytes that they may take.
 const RECENT: usize = 100_000;
 const RECENT_BYTES: usize = 64 * 1024 * 1024;
 
@@ -124,20 +128,38 @@ impl Watcher {
 /// How a task ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Recent {
-    pub(crate) outcome: Outcome,
     pub(crate) of: Of,
-    pub(crate) result: Bytes,
-    pub(crate) error: String,
+    pub(crate) end: Arc<EndRecord>,
 }
 
-/// What is known of an ended task.
+/// What events say of a task.
 #[derive(Clone, Debug)]
 pub(crate) struct Of {
     pub(crate) queue: QueueName,
     pub(crate) key: Key,
     pub(crate) priority: Priority,
-    /// Which try, and how many it has; unknown if it ended without a run.
+    /// Which try, and how many it has, if that is known.
     pub(crate) attempts: Option<(u16, u16)>,
+}
+
+/// What is said of a run of which nothing was heard any more.
+pub(crate) const LOST: &str = "its worker was lost";
+
+/// What its end says of a task.
+pub(crate) fn say_end(task: &mut v1::Task, end: &EndRecord) {
+    let state = match end.outcome {
+        Outcome::Succeeded => v1::TaskState::Succeeded,
+        Outcome::Failed => v1::TaskState::Failed,
+        Outcome::Canceled => v1::TaskState::Canceled,
+        Outcome::Expired => v1::TaskState::Expired,
+    };
+    task.state = state.into();
+    task.ended_ms = Some(end.at.0);
+    task.result = (end.outcome == Outcome::Succeeded).then(|| Bytes::from_owner(end.result.clone()));
+    if let Some(last) = &end.last {
+        let lost = last.end == End::Lost && last.error.is_empty();
+        task.error = if lost { LOST.into() } else { last.error.as_ref().into() };
+    }
 }
 
 impl Of {
@@ -158,22 +180,15 @@ impl Of {
 
 impl Recent {
     fn bytes(&self) -> usize {
-        size_of::<Recent>() + self.result.len() + self.error.len()
+        let error = self.end.last.as_ref().map_or(0, |last| last.error.len());
+        size_of::<Recent>() + size_of::<EndRecord>() + self.end.result.len() + error
     }
 
     /// The same on the wire.
-    pub(crate) fn task(self, shard: ShardId, task: TaskId) -> v1::Task {
-        let state = match self.outcome {
-            Outcome::Succeeded => v1::TaskState::Succeeded,
-            Outcome::Failed => v1::TaskState::Failed,
-            Outcome::Canceled => v1::TaskState::Canceled,
-        };
-        v1::Task {
-            state: state.into(),
-            result: (self.outcome == Outcome::Succeeded).then_some(self.result),
-            error: self.error,
-            ..self.of.task(shard, task)
-        }
+    pub(crate) fn task(&self, shard: ShardId, task: TaskId) -> v1::Task {
+        let mut told = self.of.task(shard, task);
+        say_end(&mut told, &self.end);
+        told
     }
 }
 
@@ -198,6 +213,8 @@ pub(crate) struct Events {
     tasks: HashMap<TaskId, Vec<Watcher>>,
     filters: Vec<(Watched, Watcher)>,
     watching: usize,
+    /// Attached tasks that somebody watches, as far as the shard has been told.
+    attached: HashSet<TaskId>,
     kept: VecDeque<Kept>,
     kept_bytes: usize,
     /// The last event that had to make room.
@@ -216,6 +233,7 @@ impl Events {
             tasks: HashMap::new(),
             filters: Vec::new(),
             watching: 0,
+            attached: HashSet::new(),
             kept: VecDeque::new(),
             kept_bytes: 0,
             dropped_at: 0,
@@ -264,6 +282,24 @@ impl Events {
             }
         }
         Some(began)
+    }
+
+    /// An attached task is watched from now on. False: that is known.
+    pub(crate) fn attach(&mut self, task: TaskId) -> bool {
+        self.attached.insert(task)
+    }
+
+    /// Attached tasks that somebody watches: to tell a new owner.
+    pub(crate) fn attached(&self) -> impl Iterator<Item = TaskId> {
+        self.attached.iter().copied()
+    }
+
+    /// Attached tasks whose last watcher has left since this was last asked. All of them are looked at, and no
+    /// others: this is to be asked every second.
+    pub(crate) fn unwatched(&mut self) -> Vec<TaskId> {
+        let tasks = &self.tasks;
+        let is_left = |task: &TaskId| !tasks.get(task).is_some_and(|all| all.iter().any(Watcher::listens));
+        self.attached.extract_if(is_left).collect()
     }
 
     fn id(&self, at: u64) -> String {
@@ -344,13 +380,18 @@ impl Events {
         }
     }
 
-    /// A task has ended: its watchers get their last event, and whoever asks later finds it for a while.
-    pub(crate) fn ended(&mut self, now: Millis, task: TaskId, ended: Recent) {
+    /// A task has ended: its watchers get their last event. If it is to be kept here, whoever asks later finds it
+    /// for a while.
+    pub(crate) fn ended(&mut self, now: Millis, task: TaskId, ended: Recent, keep: bool) {
+        self.attached.remove(&task);
         let of = Subject { task, queue: &ended.of.queue, key: &ended.of.key };
         if self.is_watched(of) {
-            let told = v1::task_event::Event::Task(ended.clone().task(self.shard, task));
+            let told = v1::task_event::Event::Task(ended.task(self.shard, task));
             self.tell_all(now, of, told, true);
             self.tasks.get_mut(&task).into_iter().flatten().for_each(|watcher| watcher.leave(now));
+        }
+        if !keep {
+            return;
         }
         self.recent_bytes += ended.bytes();
         if let Some(before) = self.recent.insert(task, ended) {
@@ -502,8 +543,10 @@ mod tests {
             output(&mut events, 0, 1, "acme", &n.to_string());
         }
         let of = Of { queue: queue(), key: key("acme"), priority: Priority::DEFAULT, attempts: Some((1, 1)) };
-        let ended = Recent { outcome: Outcome::Succeeded, of, result: Bytes::new(), error: String::new() };
-        events.ended(Millis(1), TaskId(1), ended);
+        let (outcome, at) = (Outcome::Succeeded, Millis(1));
+        let end = EndRecord { key: key("acme"), outcome, at, last: None, result: [].into() };
+        events.ended(Millis(1), TaskId(1), Recent { of, end: Arc::new(end) }, false);
+        assert!(events.recent(TaskId(1)).is_none());
         let heard = heard(&mut began);
         assert_eq!(heard.len(), EVENTS_PER_WATCHER + 2);
         let left_out = 1_000 - EVENTS_PER_WATCHER as u64;
@@ -524,6 +567,23 @@ mod tests {
         assert!(events.watch(all.clone(), None, true).is_none());
         drop(stay);
         assert!(events.watch(all, None, true).is_some());
+    }
+
+    #[test]
+    fn it_is_noticed_when_nobody_watches_an_attached_task_any_more() {
+        let mut events = Events::new(ShardId(0), 7);
+        let watch = |events: &mut Events, n| events.watch(Watched::Task(TaskId(n)), None, true).unwrap();
+        let (first, second, other) = (watch(&mut events, 1), watch(&mut events, 1), watch(&mut events, 2));
+        assert!(events.attach(TaskId(1)) && !events.attach(TaskId(1)));
+        drop((first, other));
+        assert_eq!(events.unwatched(), []);
+        drop(second);
+        assert_eq!(events.unwatched(), [TaskId(1)]);
+        assert_eq!(events.unwatched(), []);
+        // It came back.
+        let _third = watch(&mut events, 1);
+        assert!(events.attach(TaskId(1)));
+        assert_eq!(events.attached().collect::<Vec<_>>(), [TaskId(1)]);
     }
 
     #[test]

@@ -51,6 +51,7 @@ pub(crate) struct Serving<S> {
     pub(crate) store: S,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) config: Config,
+    pub(crate) clock: Clock,
 }
 
 /// What the pages need.
@@ -190,14 +191,14 @@ where
 }
 
 fn router<S: Store + Clone + 'static>(serving: Serving<S>) -> axum::Router {
-    let Serving { mailbox, store, metrics, config } = serving;
+    let Serving { mailbox, store, metrics, config, clock } = serving;
     let clients = Arc::new(Clients {
         mailbox: mailbox.clone(),
         store,
         about: config.store,
         thresholds: convert::thresholds(&config.settings.thresholds),
         began: Instant::now(),
-        clock: Clock::new(),
+        clock,
     });
     let workers = Workers { mailbox, sessions: AtomicU64::new(0) };
     let limited = |service: ClientServer<Clients<S>>| service.max_decoding_message_size(MESSAGE_BYTES);

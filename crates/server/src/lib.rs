@@ -6,14 +6,16 @@
 //! 2. `shard`: the loop around an owner. One thread, one mailbox for workers and one for clients, both
 //!    bounded; a batch of inputs is stepped while the last batch's commit is on its way.
 //! 3. `mailbox`: how the rest of the server reaches the loop. `outbox`: how the loop reaches a worker.
-//! 4. `clients`, `workers`: the two services of gRPC. `rest`: the clients' one in JSON. `http`: the port, and the
-//!    pages for operators.
-//! 5. `events`: who watches which task, and how the last ones ended. `metrics`: what an operator asks first.
+//! 4. `clients`, `workers`: the two services of gRPC; `listing`: tasks by the page. `rest`: the clients' one in JSON.
+//!    `http`: the port, and the pages for operators.
+//! 5. `events`: who watches which task, and how the last ones ended that the store forgets. `metrics`: what
+//!    an operator asks first.
 
 mod clients;
 mod clock;
 mod events;
 mod http;
+mod listing;
 mod mailbox;
 mod metrics;
 mod outbox;
@@ -84,11 +86,11 @@ impl Server {
             |error: std::io::Error| ServerError::Listen { listen: config.listen, why: error.to_string() };
         let listener = listener.map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
-        let metrics = Arc::new(metrics::Metrics::new());
+        let (metrics, clock) = (Arc::new(metrics::Metrics::new()), Clock::new());
         let (mailbox, inbox) = mailbox::new();
         let (stop, stopping) = watch::channel(false);
         let (ended, shard) = tokio::sync::oneshot::channel();
-        let looping = shard::Loop::new(config.clone(), store.clone(), inbox, metrics.clone());
+        let looping = shard::Loop::new(config.clone(), store.clone(), inbox, metrics.clone(), clock.clone());
         // The loop has a thread of its own: what it steps through may take milliseconds, and the network must
         // not wait for it.
         std::thread::Builder::new()
@@ -102,7 +104,7 @@ impl Server {
                 drop(ended.send(result));
             })
             .map_err(|error| ServerError::Thread(error.to_string()))?;
-        let serving = http::Serving { mailbox: mailbox.clone(), store, metrics, config };
+        let serving = http::Serving { mailbox: mailbox.clone(), store, metrics, config, clock };
         let http = tokio::spawn(http::serve(listener, serving, stopping));
         info!(%addr, "listening");
         Ok(Server { addr, stop, http, shard, mailbox })

@@ -2,10 +2,11 @@
 //! few and must not wait behind a crowd of clients, and one for clients. A client that finds its mailbox full is
 //! told so; a worker's stream waits, and its peer with it.
 
-use bytes::Bytes;
 use evenhand_api::v1;
+use evenhand_core::backlog::Weight;
+use evenhand_core::change::{Settings, SettingsRecord};
 use evenhand_core::explain::Standing;
-use evenhand_core::life::End;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::names::{Fence, Key, QueueId, QueueName, RequestKey, Seat, SessionId, TaskId};
 use evenhand_core::owner::messages::{Beat, Hello};
 use evenhand_core::refusal::Kind;
@@ -36,6 +37,15 @@ impl Reply {
     }
 }
 
+/// What is to be changed of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyChange {
+    /// Its weight; None is what its tasks ask for.
+    Weight(Option<Weight>),
+    /// Whether it may not run.
+    Paused(bool),
+}
+
 /// What a client wants.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -47,6 +57,26 @@ pub(crate) enum Request {
     },
     Cancel {
         task: TaskId,
+        reply: Reply,
+    },
+    /// An ended task, as the store has it, is to be run again.
+    Replay {
+        task: Task,
+        reply: Reply,
+    },
+    /// Changes a queue's settings, and says what they will be.
+    SetQueue {
+        name: QueueName,
+        change: v1::QueueSettings,
+        version: Option<u64>,
+        changed: oneshot::Sender<Settings>,
+        reply: Reply,
+    },
+    /// Sets a key's weight, or whether it may run.
+    SetKey {
+        queue: QueueName,
+        key: Key,
+        set: KeyChange,
         reply: Reply,
     },
     /// How tasks stand that the store has.
@@ -63,6 +93,8 @@ pub(crate) enum Request {
         what: Watched,
         after: Option<String>,
         lingers: bool,
+        /// It is a task that wants to be watched.
+        attached: bool,
         reply: oneshot::Sender<Option<Began>>,
     },
     /// A queue, and so many of its keys.
@@ -70,6 +102,11 @@ pub(crate) enum Request {
         name: QueueName,
         keys: usize,
         reply: oneshot::Sender<Option<QueueView>>,
+    },
+    /// The settings of a queue, also of one that does not exist yet.
+    Settings {
+        name: QueueName,
+        reply: oneshot::Sender<SettingsRecord>,
     },
     Look {
         reply: oneshot::Sender<View>,
@@ -101,13 +138,6 @@ pub(crate) struct RunEnded {
     pub(crate) ending: Ending,
 }
 
-/// What a run left behind.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ending {
-    pub(crate) result: Bytes,
-    pub(crate) error: String,
-}
-
 /// How a task stands.
 #[derive(Debug)]
 pub(crate) struct Explained {
@@ -123,6 +153,7 @@ pub(crate) struct Explained {
 pub(crate) struct QueueView {
     pub(crate) id: QueueId,
     pub(crate) queue: v1::Queue,
+    pub(crate) settings: SettingsRecord,
     /// The tasks that go next in its lanes.
     pub(crate) first: Vec<TaskId>,
     pub(crate) keys: Vec<v1::QueueKey>,
@@ -142,7 +173,10 @@ pub(crate) struct View {
     pub(crate) runs_alive: u64,
     pub(crate) payload_bytes: usize,
     pub(crate) window_rows: usize,
+    pub(crate) timers: usize,
     pub(crate) keys: usize,
+    /// How often a queue was looked at for something to start.
+    pub(crate) looks: u64,
 }
 
 /// The way in. Cheap to clone.
@@ -187,6 +221,37 @@ impl Mailbox {
         self.ask(|to| Request::Cancel { task, reply: Reply { to, _held: None } }).await?
     }
 
+    pub(crate) async fn replay(&self, task: Task) -> Result<Answer, Refusal> {
+        self.ask(|to| Request::Replay { task, reply: Reply { to, _held: None } }).await?
+    }
+
+    /// Changes a queue's settings. What they are then, and the answer.
+    pub(crate) async fn set_queue(
+        &self,
+        name: QueueName,
+        change: v1::QueueSettings,
+        version: Option<u64>,
+    ) -> Result<(Settings, Answer), Refusal> {
+        let (changed, settings) = oneshot::channel();
+        let reply = |to| Reply { to, _held: None };
+        let answer =
+            self.ask(|to| Request::SetQueue { name, change, version, changed, reply: reply(to) }).await??;
+        Ok((settings.await.map_err(|_| unknown())?, answer))
+    }
+
+    pub(crate) async fn set_key(
+        &self,
+        queue: QueueName,
+        key: Key,
+        set: KeyChange,
+    ) -> Result<Answer, Refusal> {
+        self.ask(|to| Request::SetKey { queue, key, set, reply: Reply { to, _held: None } }).await?
+    }
+
+    pub(crate) async fn settings(&self, name: QueueName) -> Result<SettingsRecord, Refusal> {
+        self.ask(|reply| Request::Settings { name, reply }).await
+    }
+
     pub(crate) async fn explain(&self, tasks: Vec<Task>) -> Result<Vec<Explained>, Refusal> {
         self.ask(|reply| Request::Explain { tasks, reply }).await
     }
@@ -209,8 +274,9 @@ impl Mailbox {
         what: Watched,
         after: Option<String>,
         lingers: bool,
+        attached: bool,
     ) -> Result<Began, Refusal> {
-        let began = self.ask(|reply| Request::Watch { what, after, lingers, reply }).await?;
+        let began = self.ask(|reply| Request::Watch { what, after, lingers, attached, reply }).await?;
         began.ok_or_else(|| Refusal::limited("more watch than the server can tell; try again in a moment"))
     }
 

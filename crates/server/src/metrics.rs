@@ -5,10 +5,12 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use evenhand_core::Change;
+use evenhand_core::change::Place;
 use evenhand_core::names::{Key, QueueId};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -48,6 +50,7 @@ struct OfHealth {
 pub(crate) struct Metrics {
     commits: Histogram,
     changes: Histogram,
+    timers: Counter,
 }
 
 /// Starts, by queue, and by key for those that have most. Counted by the loop, which has them to itself.
@@ -136,6 +139,7 @@ impl Metrics {
         Metrics {
             commits: Histogram::new(exponential_buckets(0.0001, 2.0, 18)),
             changes: Histogram::new(exponential_buckets(1.0, 4.0, 9)),
+            timers: Counter::default(),
         }
     }
 
@@ -143,8 +147,18 @@ impl Metrics {
         self.commits.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn sealed(&self, changes: usize) {
-        self.changes.observe(changes as f64);
+    pub(crate) fn sealed(&self, changes: &[Change]) {
+        self.changes.observe(changes.len() as f64);
+        let is_timer = |change: &&Change| {
+            matches!(
+                change,
+                Change::Untimed { .. }
+                    | Change::Forgotten { .. }
+                    | Change::Moved { from: Place::Timer(_), .. }
+                    | Change::Finished { from: Place::Timer(_), .. }
+            )
+        };
+        self.timers.inc_by(changes.iter().filter(is_timer).count() as u64);
     }
 
     /// The page. Without a view, only what does not need one.
@@ -152,6 +166,8 @@ impl Metrics {
         let mut registry = Registry::with_prefix("evenhand");
         registry.register("commit_seconds", "How long commits take", self.commits.clone());
         registry.register("commit_changes", "Changes in a commit", self.changes.clone());
+        let about = "Timers that are over since the server began: due, or not needed any more";
+        registry.register("timers_over", about, self.timers.clone());
         let fill = ConstGauge::new(mailbox_fill);
         registry.register("mailbox_fill", "Part of the clients' mailbox in use, 0 to 1", fill);
         registry.register("up", "The shard is here", ConstGauge::new(i64::from(view.is_some())));
@@ -187,16 +203,23 @@ fn register_view(registry: &mut Registry, view: &View) {
     let finished = Family::<OfOutcome, Counter>::default();
     let waiting = Family::<OfQueue, Gauge>::default();
     let running = Family::<OfQueue, Gauge>::default();
+    let scheduled = Family::<OfQueue, Gauge>::default();
+    let paused = Family::<OfQueue, Gauge>::default();
     let oldest = Family::<OfQueue, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
     for queue in view.queues.iter().map(|view| &view.queue) {
         let of = OfQueue { queue: queue.name.clone() };
         accepted.get_or_create(&of).inc_by(queue.accepted);
         waiting.get_or_create(&of).set(queue.waiting as i64);
         running.get_or_create(&of).set(queue.running as i64);
+        scheduled.get_or_create(&of).set(queue.scheduled as i64);
+        paused.get_or_create(&of).set(i64::from(queue.paused));
         oldest.get_or_create(&of).set(queue.oldest_waiting_ms.unwrap_or(0) as f64 / 1e3);
-        for (outcome, count) in
-            [("succeeded", queue.succeeded), ("failed", queue.failed), ("canceled", queue.canceled)]
-        {
+        for (outcome, count) in [
+            ("succeeded", queue.succeeded),
+            ("failed", queue.failed),
+            ("canceled", queue.canceled),
+            ("expired", queue.expired),
+        ] {
             finished.get_or_create(&OfOutcome { queue: queue.name.clone(), outcome }).inc_by(count);
         }
     }
@@ -221,6 +244,8 @@ fn register_view(registry: &mut Registry, view: &View) {
     registry.register("tasks_finished", "Tasks that ended, ever, by outcome", finished);
     registry.register("tasks_waiting", "Tasks that wait", waiting);
     registry.register("tasks_running", "Tasks that run", running);
+    registry.register("tasks_scheduled", "Tasks that wait for a time", scheduled);
+    registry.register("queue_paused", "Nothing of the queue is started", paused);
     registry.register("oldest_waiting_seconds", "How long the task has waited that goes next", oldest);
     let workers = Family::<OfHealth, Gauge>::default();
     for (health, count) in by_health(&view.workers) {
@@ -237,6 +262,9 @@ fn register_view(registry: &mut Registry, view: &View) {
     let leaked = view.slots_held as i64 - view.runs_alive as i64;
     registry.register("slots_leaked", "Slots held minus runs alive: must be 0", ConstGauge::new(leaked));
     registry.register("window_rows", "Waiting tasks in memory", ConstGauge::new(view.window_rows as i64));
+    registry.register("window_timers", "Timers in memory", ConstGauge::new(view.timers as i64));
+    let looks = ConstCounter::new(view.looks);
+    registry.register("looks", "How often a queue was looked at for something to start", looks);
     registry.register("keys_remembered", "Keys in memory", ConstGauge::new(view.keys as i64));
     registry.register("payload_bytes", "Payloads in memory", ConstGauge::new(view.payload_bytes as i64));
 }

@@ -15,8 +15,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
 use evenhand_api::rest::{
-    Canceled, Enqueue, Enqueued, ErrorBody, Event, QueueDetail, Queues, State as TaskState, Status, Task,
-    Tasks, Workers, parse, weight, wrong,
+    CancelMany, Canceled, CanceledMany, Enqueue, Enqueued, ErrorBody, Event, QueueDetail, QueueSet, Queues,
+    ReplayMany, Replayed, ReplayedMany, SetKey, SetQueue, State as TaskState, Status, Task, TaskRetry, Tasks,
+    Workers, parse, weight, wrong,
 };
 use evenhand_api::{MESSAGE_BYTES, errors, v1};
 use evenhand_core::Refusal;
@@ -60,8 +61,8 @@ type Service = State<Arc<dyn Served>>;
                        at most once at a time; keys that wait share the workers by their weights."
     ),
     tags(
-        (name = "tasks", description = "Submit tasks, look at them, watch and cancel them"),
-        (name = "queues", description = "How queues and their keys stand"),
+        (name = "tasks", description = "Submit tasks, look at them, watch and cancel them, run them again"),
+        (name = "queues", description = "How queues and their keys stand, and how they treat their tasks"),
         (name = "server", description = "The server and its workers")
     ),
     components(schemas(ErrorBody, Event))
@@ -75,12 +76,18 @@ pub(crate) fn router(clients: Arc<dyn Served>) -> Router {
         .routes(routes!(enqueue_raw))
         .routes(routes!(list))
         .routes(routes!(get, cancel))
+        .routes(routes!(cancel_many))
+        .routes(routes!(replay))
+        .routes(routes!(replay_many))
         .routes(routes!(payload))
         .routes(routes!(result))
         .routes(routes!(task_events))
         .routes(routes!(events))
         .routes(routes!(queues))
-        .routes(routes!(queue))
+        .routes(routes!(queue, set_queue))
+        .routes(routes!(set_key))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
         .routes(routes!(workers))
         .routes(routes!(status))
         .split_for_parts();
@@ -96,12 +103,28 @@ pub(crate) fn router(clients: Arc<dyn Served>) -> Router {
         .with_state(clients)
 }
 
-/// The document, with what the types cannot say: a task has one payload.
+/// The document, with what the types cannot say: a task has one payload and one time to start, a unique key's window
+/// goes with a key, and a filter that changes tasks names a queue or a key.
 fn refined(document: &utoipa::openapi::OpenApi) -> serde_json::Value {
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let twice = |a: &str, b: &str| serde_json::json!({ "required": [a, b] });
-    let twice = [twice("payload", "text"), twice("payload", "base64"), twice("text", "base64")];
-    document["components"]["schemas"]["NewTask"]["not"] = serde_json::json!({ "anyOf": twice });
+    let number = |field: &str| serde_json::json!({ "required": [field], "properties": { (field): { "type": "number" } } });
+    let text = |field: &str| {
+        let text = serde_json::json!({ "type": "string", "minLength": 1 });
+        serde_json::json!({ "required": [field], "properties": { (field): text } })
+    };
+    let wrong = [
+        twice("payload", "text"),
+        twice("payload", "base64"),
+        twice("text", "base64"),
+        serde_json::json!({ "allOf": [number("delay_ms"), number("run_at_ms")] }),
+        serde_json::json!({ "allOf": [number("unique_ms"), { "not": text("unique_key") }] }),
+    ];
+    let schemas = &mut document["components"]["schemas"];
+    schemas["NewTask"]["not"] = serde_json::json!({ "anyOf": wrong });
+    for filter in ["CancelMany", "ReplayMany"] {
+        schemas[filter]["anyOf"] = serde_json::json!([text("queue"), text("key")]);
+    }
     document
 }
 
@@ -229,12 +252,7 @@ async fn enqueue(
     headers: HeaderMap,
     Whole(body): Whole,
 ) -> Answer<Enqueued> {
-    // Not only for order: a browser may send a form, but not JSON, from any page to any server.
-    let is_json = content_type(&headers)?
-        .split(';')
-        .next()
-        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case(ContentType::JSON));
-    if !is_json {
+    if !is_json(&headers)? {
         let advice =
             "must be application/json here; a payload of another kind goes to /v1/queues/QUEUE/tasks/raw";
         return Err(Refusal::invalid("content-type", advice).into());
@@ -242,6 +260,21 @@ async fn enqueue(
     let request = parse::<Enqueue>(&body)?.to_wire(queue)?;
     let answer = clients.enqueue(tonic::Request::new(request)).await?;
     Ok(Json(answer.into_inner().into()))
+}
+
+/// Whether the body is JSON. Not only for order: a browser may send a form, but not JSON, from any page to any
+/// server.
+fn is_json(headers: &HeaderMap) -> Result<bool, Refusal> {
+    let kind = content_type(headers)?;
+    Ok(kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case(ContentType::JSON)))
+}
+
+/// Reads a body that must be JSON.
+fn read_json<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T, Refusal> {
+    match is_json(headers)? {
+        true => parse(body),
+        false => Err(Refusal::invalid("content-type", "must be application/json here")),
+    }
 }
 
 /// A task whose payload is the whole body.
@@ -258,12 +291,39 @@ struct RawTask {
     /// 0 (first) to 9; 5 if nobody says.
     #[param(maximum = 9)]
     priority: Option<u32>,
-    /// How often it may be tried; 5 if nobody says.
+    /// How often it is tried in all; its queue decides if nobody says.
     #[param(minimum = 1, maximum = 1000)]
     max_attempts: Option<u32>,
+    /// How long it waits before the second try.
+    #[param(maximum = 2_592_000_000_u64)]
+    backoff_ms: Option<u64>,
+    /// How many times as long each next wait is.
+    #[param(minimum = 1, maximum = 100, multiple_of = 0.001)]
+    factor: Option<f64>,
+    /// How long a wait is at most.
+    #[param(maximum = 2_592_000_000_u64)]
+    max_backoff_ms: Option<u64>,
     /// How long one run may take.
     #[param(minimum = 1, maximum = 31_536_000_000_u64)]
     max_duration_ms: Option<u64>,
+    /// It may start after so long.
+    #[param(maximum = 315_360_000_000_u64)]
+    delay_ms: Option<u64>,
+    /// It may start at this time, in milliseconds since 1970; the past is now. Not with `delay_ms`.
+    #[param(maximum = 253_402_300_799_999_u64)]
+    run_at_ms: Option<u64>,
+    /// It is too late to start it after so long.
+    #[param(minimum = 1, maximum = 315_360_000_000_u64)]
+    expires_ms: Option<u64>,
+    /// It is canceled when nobody has watched it for so long.
+    #[param(minimum = 1_000, maximum = 86_400_000)]
+    attach_ttl_ms: Option<u64>,
+    /// The same again in the same queue within `unique_ms` is the same task.
+    #[param(max_length = 256)]
+    unique_key: Option<String>,
+    /// How long `unique_key` counts; a day if nobody says.
+    #[param(minimum = 1, maximum = 2_592_000_000_u64)]
+    unique_ms: Option<u64>,
     /// Chosen by the caller: the same id again within ten minutes is the same request.
     #[param(max_length = 128)]
     request_id: Option<String>,
@@ -288,14 +348,21 @@ async fn enqueue_raw(
     Whole(payload): Whole,
 ) -> Answer<Enqueued> {
     same_origin(&headers)?;
+    let RawTask { max_attempts, backoff_ms, factor, max_backoff_ms, .. } = task;
     let new = v1::NewTask {
         payload,
         key: task.key.unwrap_or_default(),
         weight_thousandths: task.weight.map(weight).transpose()?,
         priority: task.priority,
-        max_attempts: task.max_attempts,
+        retry: Some(TaskRetry { max_attempts, backoff_ms, factor, max_backoff_ms }.to_wire()?),
         max_duration_ms: task.max_duration_ms,
         content_type: content_type(&headers)?,
+        delay_ms: task.delay_ms,
+        run_at_ms: task.run_at_ms,
+        expires_ms: task.expires_ms,
+        attach_ttl_ms: task.attach_ttl_ms,
+        unique_key: task.unique_key.unwrap_or_default(),
+        unique_ms: task.unique_ms,
     };
     let request_id = task.request_id.unwrap_or_default();
     let request = v1::EnqueueRequest { queue, tasks: vec![new], request_id };
@@ -310,14 +377,14 @@ fn content_type(headers: &HeaderMap) -> Result<String, Refusal> {
     Ok(text.trim().to_string())
 }
 
-/// A page of another site, open in a browser beside the server, must not be able to submit tasks.
+/// A page of another site, open in a browser beside the server, must not be able to submit tasks or change others.
 fn same_origin(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let from =
         origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host.as_bytes());
     match from == headers.get(header::HOST).map(HeaderValue::as_bytes) {
         true => Ok(()),
-        false => Err(Refusal::invalid("origin", "is another site's; it may not submit tasks here")),
+        false => Err(Refusal::invalid("origin", "is another site's; it may change nothing here")),
     }
 }
 
@@ -341,14 +408,6 @@ struct TaskPath {
     id: String,
 }
 
-/// How a task stands that has not ended.
-#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum Unfinished {
-    Queued,
-    Running,
-}
-
 /// Which tasks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -360,9 +419,15 @@ struct Filter {
     /// Of this key only.
     #[param(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     key: Option<String>,
-    /// Queued or running ones only.
+    /// In this state only.
     #[param(inline)]
-    state: Option<Unfinished>,
+    state: Option<TaskState>,
+    /// Accepted at this time or later, in milliseconds since 1970.
+    #[param(maximum = 253_402_300_799_999_u64)]
+    accepted_from_ms: Option<u64>,
+    /// Accepted before this time, in milliseconds since 1970.
+    #[param(maximum = 253_402_300_799_999_u64)]
+    accepted_before_ms: Option<u64>,
     /// Where the last page ended.
     #[param(pattern = "^([0-9]{1,9}-[0-9]{1,18})?$")]
     cursor: Option<String>,
@@ -371,7 +436,9 @@ struct Filter {
     limit: Option<u32>,
 }
 
-/// List the tasks that have not ended
+/// List tasks: those that have not ended, and those whose end is remembered
+///
+/// Without their results and their tries.
 #[utoipa::path(
     get, path = "/v1/tasks", tag = "tasks", params(Filter),
     responses((status = 200, description = "A page", body = Tasks), Problem)
@@ -382,12 +449,9 @@ async fn list(State(clients): Service, Asked(filter): Asked<Filter>) -> Answer<T
         cursor: filter.cursor.unwrap_or_default(),
         limit: filter.limit,
         key: filter.key.unwrap_or_default(),
-        state: match filter.state {
-            None => v1::TaskState::Unspecified,
-            Some(Unfinished::Queued) => v1::TaskState::Queued,
-            Some(Unfinished::Running) => v1::TaskState::Running,
-        }
-        .into(),
+        state: filter.state.map_or(v1::TaskState::Unspecified, TaskState::to_wire).into(),
+        accepted_from_ms: filter.accepted_from_ms,
+        accepted_before_ms: filter.accepted_before_ms,
     };
     let page = clients.list(tonic::Request::new(request)).await?;
     Ok(Json(page.into_inner().into()))
@@ -415,6 +479,57 @@ async fn cancel(State(clients): Service, Named(id): Named) -> Answer<Canceled> {
     Ok(Json(Canceled { stopping: canceled.into_inner().stopping }))
 }
 
+/// Cancel all tasks of a filter
+///
+/// A bounded number at a time: call again with the `cursor` until there is none. Tasks that were accepted after the
+/// first call are left alone.
+#[utoipa::path(
+    post, path = "/v1/tasks/cancel", tag = "tasks",
+    request_body(content = CancelMany),
+    responses((status = 200, description = "What was done", body = CanceledMany), Problem)
+)]
+async fn cancel_many(
+    State(clients): Service,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Answer<CanceledMany> {
+    let many: CancelMany = read_json(&headers, &body)?;
+    let done = clients.cancel_many(tonic::Request::new(many.into())).await?;
+    Ok(Json(done.into_inner().into()))
+}
+
+/// Run an ended task again
+///
+/// As another task, with the same payload.
+#[utoipa::path(
+    post, path = "/v1/tasks/{id}/replay", tag = "tasks",
+    params(TaskPath),
+    responses((status = 200, description = "The new task", body = Replayed), Problem)
+)]
+async fn replay(State(clients): Service, Named(id): Named, headers: HeaderMap) -> Answer<Replayed> {
+    same_origin(&headers)?;
+    let again = clients.replay(tonic::Request::new(v1::ReplayRequest { id })).await?;
+    Ok(Json(Replayed { id: again.into_inner().id }))
+}
+
+/// Run all ended tasks of a filter again
+///
+/// Those that were not run again yet, a bounded number at a time: call again with the `cursor` until there is none.
+#[utoipa::path(
+    post, path = "/v1/tasks/replay", tag = "tasks",
+    request_body(content = ReplayMany),
+    responses((status = 200, description = "What was done", body = ReplayedMany), Problem)
+)]
+async fn replay_many(
+    State(clients): Service,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Answer<ReplayedMany> {
+    let many: ReplayMany = read_json(&headers, &body)?;
+    let done = clients.replay_many(tonic::Request::new(many.into())).await?;
+    Ok(Json(done.into_inner().into()))
+}
+
 /// Bytes with their content type, not to be run by a browser.
 fn bytes(bytes: Bytes, content_type: &str) -> Response {
     let plain = HeaderValue::from_static("application/octet-stream");
@@ -429,7 +544,8 @@ fn bytes(bytes: Bytes, content_type: &str) -> Response {
 
 /// Get what a task was submitted with
 ///
-/// With the content type that it was submitted with; application/octet-stream if nobody said. Until it has ended.
+/// With the content type that it was submitted with; application/octet-stream if nobody said. As long as it is
+/// remembered.
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/payload", tag = "tasks",
     params(TaskPath),
@@ -461,7 +577,7 @@ async fn result(State(clients): Service, Named(id): Named) -> Result<Response, P
 
 /// Watch a task
 ///
-/// Server-sent events from how it stands now to its end: `queued`, `started`, `output`, `progress`, `dropped`,
+/// Server-sent events from how it stands now to its end: `queued`, `scheduled`, `started`, `output`, `progress`, `dropped`,
 /// `finished`; the data of each is an Event as JSON. With `Last-Event-ID` it goes on after that event, or says
 /// `missed` if what came since is not known any more; 204 if the task has ended and all was said.
 #[utoipa::path(
@@ -565,7 +681,7 @@ struct Keys {
     keys: Option<u32>,
 }
 
-/// Show a queue and the shares of its busiest keys
+/// Show a queue, its settings, and the shares of its busiest keys
 #[utoipa::path(
     get, path = "/v1/queues/{queue}", tag = "queues",
     params(QueuePath, Keys),
@@ -578,6 +694,83 @@ async fn queue(
 ) -> Answer<QueueDetail> {
     let queue = clients.queue(tonic::Request::new(v1::QueueRequest { name, keys })).await?;
     Ok(Json(queue.into_inner().into()))
+}
+
+/// Change a queue's settings
+///
+/// All that is named, or nothing; what is not named stays. With a `version`, only if nobody has changed them since
+/// that was read: 409 otherwise. The queue is made if it is new.
+#[utoipa::path(
+    put, path = "/v1/queues/{queue}", tag = "queues",
+    params(QueuePath),
+    request_body(content = SetQueue),
+    responses((status = 200, description = "The settings now", body = QueueSet), Problem)
+)]
+async fn set_queue(
+    State(clients): Service,
+    Named(name): Named,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Answer<QueueSet> {
+    let request = read_json::<SetQueue>(&headers, &body)?.to_wire(name)?;
+    let set = clients.set_queue(tonic::Request::new(request)).await?;
+    Ok(Json(set.into_inner().into()))
+}
+
+/// Set a key's weight, pause it, or let it go on
+///
+/// What is not named stays. Tasks of a paused key wait, and what runs goes on; when it goes on, it gets its share
+/// from then on, and not what it missed.
+#[utoipa::path(
+    put, path = "/v1/queues/{queue}/keys", tag = "queues",
+    params(QueuePath),
+    request_body(content = SetKey),
+    responses((status = 204, description = "It is set"), Problem)
+)]
+async fn set_key(
+    State(clients): Service,
+    Named(name): Named,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Result<StatusCode, Problem> {
+    let request = read_json::<SetKey>(&headers, &body)?.to_wire(name)?;
+    clients.set_key(tonic::Request::new(request)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Pause a queue
+///
+/// Nothing of it is started any more; what runs goes on, and tasks are accepted.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/pause", tag = "queues",
+    params(QueuePath),
+    responses((status = 200, description = "The settings now", body = QueueSet), Problem)
+)]
+async fn pause(State(clients): Service, Named(name): Named, headers: HeaderMap) -> Answer<QueueSet> {
+    set_paused(&*clients, name, &headers, true).await
+}
+
+/// Let a paused queue go on
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/resume", tag = "queues",
+    params(QueuePath),
+    responses((status = 200, description = "The settings now", body = QueueSet), Problem)
+)]
+async fn resume(State(clients): Service, Named(name): Named, headers: HeaderMap) -> Answer<QueueSet> {
+    set_paused(&*clients, name, &headers, false).await
+}
+
+async fn set_paused(
+    clients: &dyn Served,
+    name: String,
+    headers: &HeaderMap,
+    paused: bool,
+) -> Answer<QueueSet> {
+    same_origin(headers)?;
+    let settings = Some(v1::QueueSettings { paused: Some(paused), ..v1::QueueSettings::default() });
+    let request = v1::SetQueueRequest { name, settings, version: None };
+    let set = clients.set_queue(tonic::Request::new(request)).await?;
+    Ok(Json(set.into_inner().into()))
 }
 
 /// Show the workers

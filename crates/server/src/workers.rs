@@ -5,17 +5,17 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use evenhand_api::v1::worker_sessions_server::WorkerSessions;
 use evenhand_api::{ERROR_BYTES, LINE_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
 use evenhand_core::Refusal;
+use evenhand_core::life::Ending;
 use evenhand_core::names::{Seat, SessionId};
 use evenhand_core::owner::messages::{Beat, Then};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::debug;
 
-use crate::mailbox::{self, Ending, FromWorker, Mailbox, RunEnded};
+use crate::mailbox::{self, FromWorker, Mailbox, RunEnded};
 use crate::outbox::Outbox;
 use crate::shard::SHARD;
 
@@ -115,7 +115,7 @@ async fn greet(
     speaks(hello.protocol, hello.shard)?;
     let parsed = convert::parse_hello(&hello)?;
     let ends = parsed.ended.iter().zip(hello.ended);
-    let results = ends.map(|(_, ended)| ending(ended.result, ended.error)).collect();
+    let results = ends.map(|(_, ended)| ending(&ended.result, ended.error, ended.retry_after_ms)).collect();
     let hello = FromWorker::Hello { session, hello: parsed, results, outbox: outbox.clone(), address };
     Ok(mailbox.hear(hello).await)
 }
@@ -171,17 +171,17 @@ async fn listen(
 }
 
 fn run_ended(ended: v1::RunEnded) -> Result<RunEnded, Refusal> {
-    let v1::RunEnded { run, attempt, end, result, error } = ended;
+    let v1::RunEnded { run, attempt, end, result, error, retry_after_ms } = ended;
     let id = run.ok_or_else(|| Refusal::invalid("run", "is missing"))?;
     let (task, fence) = convert::parse_run_id(&id);
     let attempt = convert::parse_attempt("attempt", attempt)?;
-    Ok(RunEnded { task, fence, attempt, end: convert::parse_end(end)?, ending: ending(result, error) })
+    let (end, ending) = (convert::parse_end(end)?, ending(&result, error, retry_after_ms));
+    Ok(RunEnded { task, fence, attempt, end, ending })
 }
 
 /// What a run left behind, cut to what is kept of it.
-fn ending(mut result: Bytes, mut error: String) -> Ending {
-    // A copy of its own: what came with it in the same message must not be kept for it.
-    result = Bytes::copy_from_slice(&result[..result.len().min(RESULT_BYTES)]);
+fn ending(result: &[u8], mut error: String, retry_after_ms: Option<u64>) -> Ending {
     convert::cut(&mut error, ERROR_BYTES);
-    Ending { result, error }
+    // A copy of its own: what came with it in the same message must not be kept for it.
+    Ending { result: result[..result.len().min(RESULT_BYTES)].into(), error: error.into(), retry_after_ms }
 }

@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 
 use evenhand_core::backlog::Level;
+use evenhand_core::change::EndRecord;
 use evenhand_core::names::{Epoch, LaneId, TaskId};
 use evenhand_core::{Change, Input, Row, Task};
 use evenhand_store::embedded::{self, Options};
-use evenhand_store::{Embedded, Store, StoreError, Tables, Taken, wait};
+use evenhand_store::{Embedded, Store, StoreError, Tables, Taken, Wanted, wait};
 use tempfile::TempDir;
 
 use crate::driver::SHARD;
@@ -73,7 +74,7 @@ impl Disk {
         same("commit", &answer, expected)
     }
 
-    pub(crate) fn read(&mut self, read: Read, expected: &Input) -> Result<(), String> {
+    pub(crate) fn read(&mut self, read: &Read, expected: &Input) -> Result<(), String> {
         same("read", &read.happen(self.store()?), expected)
     }
 
@@ -87,9 +88,17 @@ impl Disk {
             let all = tables.rows.iter().filter(|((of, _), _)| *of == lane);
             same("the rows in the end", &rows, &all.map(|(_, row)| row.clone()).collect())?;
         }
-        let listing = wait(self.store()?.list_tasks(SHARD, None, TaskId(0), usize::MAX));
+        let timers = wait(self.store()?.read_timers(SHARD, Level::ZERO, usize::MAX));
+        let timers = timers.map_err(|error| error.to_string())?.rows;
+        same("the timers in the end", &timers, &tables.timers.values().cloned().collect())?;
+        let listing = wait(self.store()?.list_tasks(SHARD, Wanted::default(), TaskId(0), usize::MAX));
         let tasks: Vec<Task> = listing.map_err(|error| error.to_string())?.tasks;
         same("the tasks in the end", &tasks, &tables.tasks.values().cloned().collect())?;
+        for task in tasks {
+            let history = wait(self.store()?.read_history(SHARD, task.id));
+            let end = tables.ends.get(&task.id).map(|end| EndRecord::clone(end));
+            same("an end in the end", &history.map_err(|error| error.to_string())?.end, &end)?;
+        }
         self.crash();
         let checked = embedded::check(self.dir.path(), &mut |_, _| {}).map_err(|error| error.to_string())?;
         same("what is wrong in the end", &checked.problems, &Vec::new())

@@ -3,7 +3,8 @@
 //! where delays would only blur what is expected.
 
 use evenhand_core::canary::Bug;
-use evenhand_core::life::{End, Outcome};
+use evenhand_core::change::Settings;
+use evenhand_core::life::{Backoff, End, Ending, Outcome};
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{Fence, QueueName};
 use evenhand_core::names::{Millis, RequestId, ShardId, TaskId, WorkerId};
@@ -28,6 +29,12 @@ pub enum Event {
     Answered(RequestId, Result<Answer, Refusal>),
     /// A task ended.
     Finished(TaskId, Outcome),
+}
+
+/// Settings by which nothing waits for a time: what fails is tried again at once, and ends are not remembered.
+pub fn plain() -> Settings {
+    let backoff = Backoff { first_ms: 0, ..Backoff::default() };
+    Settings { backoff, max_lost: u8::MAX, retention_ms: 0, ..Settings::default() }
 }
 
 /// A shard and its store, in lock step.
@@ -58,7 +65,7 @@ impl Driver {
             Some(bug) => Shard::with_bug(bounds.clone(), taken.epoch, 7, taken.metadata, bug),
             None => Shard::new(bounds.clone(), taken.epoch, 7, taken.metadata),
         };
-        let shard = shard.map_err(|what| StoreError::Corrupt { what })?;
+        let shard = shard.map_err(|what| StoreError::Corrupt { what })?.with_defaults(plain());
         Ok(Driver {
             store,
             shard,
@@ -132,6 +139,12 @@ impl Driver {
                         self.reads += 1;
                         inputs.push(Read::Lane { load, lane, above, limit }.happen(&self.store));
                     }
+                    Effect::LoadTimers { load, above, limit } => {
+                        inputs.push(Read::Timers { load, above, limit }.happen(&self.store));
+                    }
+                    Effect::LoadParked { load, queue, key, above, limit } => {
+                        inputs.push(Read::Parked { load, queue, key, above, limit }.happen(&self.store));
+                    }
                     Effect::LoadTask { load, task } => {
                         inputs.push(Read::Task { load, task }.happen(&self.store));
                     }
@@ -143,11 +156,14 @@ impl Driver {
                         self.events.push(Event::Acknowledged(worker, task, fence))
                     }
                     Effect::Answer { request, answer } => self.events.push(Event::Answered(request, answer)),
-                    Effect::Finished { task, outcome, .. } => {
-                        self.events.push(Event::Finished(task, outcome))
+                    Effect::Finished { task, end, .. } => {
+                        self.events.push(Event::Finished(task, end.outcome))
                     }
                     Effect::RefuseWorker { refusal, .. } => return Err(Trouble::Wrong(refusal.to_string())),
-                    Effect::MemberSaved { .. } | Effect::Marked { .. } | Effect::Retried { .. } => {}
+                    Effect::MemberSaved { .. }
+                    | Effect::Marked { .. }
+                    | Effect::Retried { .. }
+                    | Effect::Due { .. } => {}
                     Effect::Wake { at } => self.wake = Some(at),
                     Effect::Broken { what } => return Err(Trouble::Wrong(what)),
                 }
@@ -188,7 +204,8 @@ impl Driver {
 
     /// Ends a run.
     pub fn end(&mut self, worker: WorkerId, run: &Run, end: End) -> Result<(), Trouble> {
-        self.tell(Input::Ended { worker, task: run.task, fence: run.fence, attempt: run.attempt, end })
+        let Run { task, fence, attempt, .. } = *run;
+        self.tell(Input::Ended { worker, task, fence, attempt, end, ending: Ending::default() })
     }
 
     /// A new request's number.

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Cost, VTime, Weight};
-use evenhand_core::life::End;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::names::{Key, LaneId, Millis, Priority, QueueName, TaskId, WorkerId};
 use evenhand_core::{Bounds, Input, NewTask, Run, Task};
 use evenhand_store::Fault;
@@ -220,7 +220,7 @@ impl World {
 
     fn task_of(&mut self, key: &Key) -> NewTask {
         let mut task = NewTask::new(key.clone());
-        task.max_attempts = 3;
+        task.max_attempts = Some(3);
         let light = key.as_str().starts_with("new");
         match self.tenants {
             Tenants::Equal | Tenants::Stream => {}
@@ -257,7 +257,7 @@ impl World {
         }
         let (task, fence, attempt) = (run.task, run.fence, run.attempt);
         self.unacknowledged.push((worker, run, end));
-        self.tell(Input::Ended { worker, task, fence, attempt, end })
+        self.tell(Input::Ended { worker, task, fence, attempt, end, ending: Ending::default() })
     }
 
     fn cancel_one(&mut self) -> Result<(), String> {
@@ -364,7 +364,7 @@ impl World {
             let running =
                 self.running.iter().filter(|(id, _)| mine(*id)).map(|(_, run)| run.clone()).collect();
             let ended = self.unacknowledged.iter().filter(|(id, ..)| mine(*id));
-            let ended = ended.map(|(_, run, end)| (run.clone(), *end)).collect();
+            let ended = ended.map(|(_, run, end)| (run.clone(), *end, Ending::default())).collect();
             self.driver.tell(Input::Report { worker: WorkerId(worker), running, ended })?;
         }
         if let Some(Event::Stopped(_, task, _)) =
@@ -436,7 +436,7 @@ impl World {
         let Some(state) = self.keys.get_mut(&(lane, key.clone())) else {
             return Err(format!("task {} of key {key} was started, but never accepted", run.task));
         };
-        if run.attempt > 1 || run.level.seq() != run.task.0 {
+        if run.attempt > 1 || !run.charge.chained {
             state.passed_over = 0.0;
             return Ok(()); // placed again: no part of its key's chain
         }

@@ -4,9 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Level, VTime};
-use evenhand_core::names::{Epoch, Fence, Key, LaneId, RequestKey, TaskId};
+use evenhand_core::change::{KeyRecord, LaneRecord, Place, Timed};
+use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, RequestKey, TaskId};
+use evenhand_core::timers::due_at;
 use evenhand_core::{Change, Run, Task};
 use evenhand_store::Tables;
+
+fn has_refund(record: &KeyRecord) -> bool {
+    record.refund > VTime::ZERO
+}
+
+/// Later than any run.
+const LAST_FENCE: Fence = Fence { epoch: Epoch(u64::MAX), dispatch: u64::MAX };
 
 /// The onlooker's notes.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +30,8 @@ pub struct Oracle {
     told_ended: BTreeSet<TaskId>,
     /// What runs at this moment, really: a process is alive.
     running: BTreeMap<TaskId, Fence>,
+    /// Tasks that a caller was told are being stopped, and their last run at that time.
+    stopping: BTreeMap<TaskId, Fence>,
     /// The attempt of every run that an owner has sent to a worker.
     dispatched: BTreeMap<(TaskId, Fence), u16>,
     /// Requests that their callers named: how many tasks they have, which became durable, and what was told.
@@ -67,9 +78,30 @@ impl Oracle {
         Err(format!("request {key} became {before:?}, {:?} in the store, and now {tasks:?}", named.stored))
     }
 
-    /// An owner sent a run to a worker.
-    pub fn dispatched(&mut self, run: &Run) {
+    /// An owner sent a run to a worker, at this time by its clock.
+    pub fn dispatched(&mut self, run: &Run, now: Millis) -> Result<(), String> {
         self.dispatched.insert((run.task, run.fence), run.attempt);
+        let task = run.task;
+        if let Some(expires) = run.terms.as_ref().and_then(|terms| terms.expires)
+            && expires <= now
+        {
+            return Err(format!("task {task} was started at {now}, and had expired at {expires}"));
+        }
+        match self.stopping.get(&task) {
+            Some(fence) if run.fence > *fence => Err(format!(
+                "task {task} was started again after its caller was told that it is being stopped"
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A caller was told that a running task is being stopped: from then on no other run of it begins.
+    pub fn told_stopping(&mut self, task: TaskId) {
+        let last =
+            self.dispatched.range(..=(task, LAST_FENCE)).next_back().filter(|((of, _), _)| *of == task);
+        if let Some((&(_, fence), _)) = last {
+            self.stopping.entry(task).or_insert(fence);
+        }
     }
 
     /// An owner told a worker that the end of a run is durable, or that it counts no more.
@@ -141,9 +173,10 @@ impl Oracle {
         &self.running
     }
 
-    /// The store is about to apply these changes.
-    pub fn applies(&mut self, before: &Tables, changes: &[Change]) -> Result<(), String> {
+    /// The store is about to apply these changes, of an owner whose clock shows this.
+    pub fn applies(&mut self, before: &Tables, changes: &[Change], now: Millis) -> Result<(), String> {
         let mut charged: BTreeMap<(LaneId, Key), VTime> = BTreeMap::new();
+        let mut parked: BTreeSet<(LaneId, Key)> = BTreeSet::new();
         let mut charge = |lane: LaneId, key: &Key, span: VTime| {
             *charged.entry((lane, key.clone())).or_default() += span;
         };
@@ -152,18 +185,68 @@ impl Oracle {
                 Change::Accepted(task) => {
                     self.stored.insert(task.id);
                     self.stores_named(task)?;
-                    charge(task.lane, &task.key, task.charge.span());
+                    if task.place.level().is_some() {
+                        charge(task.lane, &task.key, task.charge.span());
+                    }
                 }
-                Change::Requeued { lane, from: Some(_), row, .. } => {
-                    charge(*lane, &row.key, row.charge.span())
+                Change::Moved { lane, from, to, row, tried } => {
+                    if let (Place::Lane(_) | Place::Timer(_) | Place::Parked(_), Place::Lane(_)) = (from, to)
+                    {
+                        charge(*lane, &row.key, row.charge.span());
+                    }
+                    if let Place::Timer(at) = from
+                        && due_at(*at) > now
+                    {
+                        return Err(format!("task {} was due at {}, not at {now}", row.task, due_at(*at)));
+                    }
+                    let known = before.tasks.get(&row.task).map(|task| task.attempt);
+                    if known.is_some_and(|attempt| row.attempt != attempt + u16::from(tried.is_some())) {
+                        return Err(format!("task {}: attempt {} follows {known:?}", row.task, row.attempt));
+                    }
+                    let retried = row.attempt > 1
+                        && matches!(
+                            (from, to),
+                            (Place::Lane(_) | Place::Timer(_) | Place::Aside, Place::Lane(_))
+                        );
+                    if let (Place::Parked(_), Place::Lane(_)) = (from, to)
+                        && !row.charge.chained
+                    {
+                        return Err(format!("task {} comes back ahead of its key's others", row.task));
+                    }
+                    if let (Place::Lane(_), Place::Parked(_)) = (from, to) {
+                        parked.insert((*lane, row.key.clone()));
+                    }
+                    let levels = changes.iter().find_map(|change| {
+                        if let Change::Lane { lane: of, record } = change {
+                            (of == lane).then_some(record)
+                        } else {
+                            None
+                        }
+                    });
+                    let ahead =
+                        |record: &LaneRecord| row.level.pass() <= record.vtime.pass().max(record.ack.pass());
+                    if retried && !levels.is_some_and(ahead) {
+                        return Err(format!("task {} is tried again, behind others of its key", row.task));
+                    }
+                }
+                Change::Forgotten { task, .. } => {
+                    if !self.ended.contains(task) {
+                        return Err(format!("task {task} was forgotten before it had ended"));
+                    }
                 }
                 Change::Finished { task, .. } => {
                     if !self.stored.contains(task) || !self.ended.insert(*task) {
                         return Err(format!("task {task} ended twice, or never began"));
                     }
                 }
-                Change::Requeued { from: None, .. }
-                | Change::SetAside { .. }
+                Change::Canceling { .. }
+                | Change::Replayed { .. }
+                | Change::Timed(_)
+                | Change::Untimed { .. }
+                | Change::Timers { .. }
+                | Change::Unparked { .. }
+                | Change::Parked { .. }
+                | Change::Settings { .. }
                 | Change::Key { .. }
                 | Change::Lane { .. }
                 | Change::Queue { .. }
@@ -180,6 +263,11 @@ impl Oracle {
                 Change::Key { lane, key, record: Some(record) } => {
                     let at = (*lane, key.clone());
                     let owed = charged.remove(&at).unwrap_or_default();
+                    // What its parked rows were charged is given back when the last row has left.
+                    if parked.contains(&at) || before.keys.get(&at).is_some_and(has_refund) {
+                        self.finishes.remove(&at);
+                        continue;
+                    }
                     let saved = before.keys.get(&at).map_or(VTime::ZERO, |record| record.finish);
                     if record.finish < saved + owed {
                         return Err(format!(
@@ -202,9 +290,17 @@ impl Oracle {
                 }
                 Change::Key { record: None, .. }
                 | Change::Accepted(_)
-                | Change::Requeued { .. }
+                | Change::Moved { .. }
+                | Change::Canceling { .. }
                 | Change::Finished { .. }
-                | Change::SetAside { .. }
+                | Change::Forgotten { .. }
+                | Change::Replayed { .. }
+                | Change::Timed(_)
+                | Change::Untimed { .. }
+                | Change::Timers { .. }
+                | Change::Unparked { .. }
+                | Change::Parked { .. }
+                | Change::Settings { .. }
                 | Change::Queue { .. }
                 | Change::Override { .. }
                 | Change::Member { .. }
@@ -221,6 +317,9 @@ impl Oracle {
     }
 
     fn stores_named(&mut self, task: &Task) -> Result<(), String> {
+        if task.replay_of.is_some() {
+            return Ok(()); // somebody wanted it twice
+        }
         let Some((key, named)) =
             name_of(&task.payload).and_then(|key| self.named.get_mut(&key).map(|named| (key, named)))
         else {
@@ -235,24 +334,35 @@ impl Oracle {
 
     /// The store has applied something: every task has exactly one place.
     pub fn applied(&self, tables: &Tables) -> Result<(), String> {
+        let parked = tables.parked_rows.len();
+        let scheduled = tables.timers.values().filter(|row| matches!(row.what, Timed::Due(..))).count();
         let (tasks, rows, aside) = (tables.tasks.len(), tables.rows.len(), tables.aside.len());
-        if tasks == rows + aside {
+        let ended = tables.ends.len();
+        if tasks == rows + aside + scheduled + parked + ended {
             return Ok(());
         }
-        let lost = tables.tasks.values().find(|task| match task.level {
-            Some(level) => !tables.rows.contains_key(&(task.lane, level)),
-            None => !tables.aside.contains(&task.id),
+        let lost = tables.tasks.values().find(|task| match task.place {
+            Place::Lane(level) => !tables.rows.contains_key(&(task.lane, level)),
+            Place::Timer(at) => !tables.timers.contains_key(&at),
+            Place::Parked(level) => {
+                !tables.parked_rows.contains_key(&(task.lane.queue, task.key.clone(), level))
+            }
+            Place::Aside => !tables.aside.contains(&task.id),
+            Place::Over => !tables.ends.contains_key(&task.id),
         });
         match lost {
             Some(task) => Err(format!("task {} has no row: it would wait for ever", task.id)),
-            None => Err(format!("{tasks} tasks, but {rows} rows and {aside} set aside")),
+            None => Err(format!(
+                "{tasks} tasks, but {rows} rows, {aside} set aside, {scheduled} scheduled, {parked} parked, {ended} ended"
+            )),
         }
     }
 
     /// The saved counts are those of the tables.
     pub fn counts(tables: &Tables) -> Result<(), String> {
         for (queue, record) in &tables.queues {
-            let tasks = tables.tasks.values().filter(|task| task.lane.queue == *queue).count() as u64;
+            let of_queue = |task: &&Task| task.lane.queue == *queue && task.place != Place::Over;
+            let tasks = tables.tasks.values().filter(of_queue).count() as u64;
             let kept = record.totals.unfinished();
             if tasks != kept {
                 return Err(format!("queue {}: {tasks} tasks are stored, {kept} are counted", record.name));
@@ -278,6 +388,16 @@ impl Oracle {
         }
         if let Some(task) = self.accepted.difference(&self.ended).next() {
             return Err(format!("task {task} was accepted and is lost"));
+        }
+        if let Some((at, timer)) = tables.timers.first_key_value() {
+            return Err(format!("a timer at {at} is not over: {timer:?}"));
+        }
+        if let Some(((_, key), record)) = tables.parked.first_key_value() {
+            return Err(format!("key {key} is still parked: {record:?}"));
+        }
+        let left = (tables.tries.len(), tables.ends.len(), tables.replayed.len(), tables.canceling.len());
+        if left != (0, 0, 0, 0) {
+            return Err(format!("tries, ends, replays, cancels that nobody needs: {left:?}"));
         }
         if let Some((lane, key)) = tables.keys.keys().next() {
             return Err(format!("key {key} of lane {lane} was not forgotten"));

@@ -3,6 +3,8 @@
 //! a world with quick thresholds is a short one, and as eventful as any other.
 
 use evenhand_core::Bounds;
+use evenhand_core::change::Settings;
+use evenhand_core::life::Backoff;
 use evenhand_core::owner::health::Thresholds;
 
 use crate::rng::Rng;
@@ -120,6 +122,11 @@ pub enum Drift {
 pub struct Plan {
     /// Bounds of the core, often tiny.
     pub bounds: Bounds,
+    /// How queues treat their tasks.
+    pub queue: Settings,
+    /// Per thousand of tasks: it waits for a time before it starts; it expires; it is attached; it has a unique
+    /// key.
+    pub timed: u64,
     /// How tasks arrive.
     pub arrivals: Arrivals,
     /// Queues.
@@ -208,7 +215,20 @@ impl Plan {
                 aside_after_ms: *rng.pick(&[1, 50, 2_000]),
                 tasks_in_flight: *rng.pick(&[5, 50, 10_000]),
                 task_reads: *rng.pick(&[2, 1000]),
+                moves_per_commit: *rng.pick(&[1, 2, 5, 2_000]),
             },
+            queue: Settings {
+                max_attempts: 3,
+                backoff: Backoff {
+                    first_ms: *rng.pick(&[0, 0, 1, 150, lost_ms / 2]),
+                    factor: *rng.pick(&[1_000, 2_000]),
+                    max_ms: lost_ms,
+                },
+                max_lost: *rng.pick(&[1, 2, 255]),
+                retention_ms: *rng.pick(&[0, 0, 1, 300, lost_ms]),
+                ..Settings::default()
+            },
+            timed: *rng.pick(&[0, 0, 100, 400]),
             arrivals,
             queues: rng.range(1, 3),
             keys: *rng.pick(&[1, 3, 10, 30]),
@@ -238,6 +258,11 @@ impl Plan {
     /// How long a long run takes at most.
     pub fn long_run_ms(&self) -> u64 {
         2 * (self.longest_lost_ms() + self.absence_ms)
+    }
+
+    /// The longest that a task waits for a time, whichever.
+    pub fn longest_wait_ms(&self) -> u64 {
+        2 * self.queue.backoff.max_ms + self.queue.retention_ms + 2 * self.span_ms
     }
 
     /// The longest time after which an owner of this plan gives a silent worker up.

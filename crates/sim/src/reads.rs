@@ -2,25 +2,37 @@
 
 use evenhand_core::Input;
 use evenhand_core::backlog::Level;
-use evenhand_core::names::{LaneId, LoadId, TaskId};
+use evenhand_core::names::{Key, LaneId, LoadId, QueueId, TaskId};
 use evenhand_store::{Store, wait};
 
 use crate::driver::SHARD;
 
 /// What to read, and whom to answer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Read {
     Lane { load: LoadId, lane: LaneId, above: Level, limit: usize },
+    Timers { load: LoadId, above: Level, limit: usize },
+    Parked { load: LoadId, queue: QueueId, key: Key, above: Level, limit: usize },
     Task { load: LoadId, task: TaskId },
 }
 
 impl Read {
     /// Looks at the store, now.
-    pub(crate) fn happen(self, store: &impl Store) -> Input {
-        match self {
+    pub(crate) fn happen(&self, store: &impl Store) -> Input {
+        match *self {
             Read::Lane { load, lane, above, limit } => {
                 match wait(store.read_lane(SHARD, lane, above, limit)) {
                     Ok(page) => Input::Loaded { load, rows: page.rows, end: page.end },
+                    Err(_) => self.fail(),
+                }
+            }
+            Read::Timers { load, above, limit } => match wait(store.read_timers(SHARD, above, limit)) {
+                Ok(page) => Input::TimersLoaded { load, rows: page.rows, end: page.end },
+                Err(_) => self.fail(),
+            },
+            Read::Parked { load, queue, ref key, above, limit } => {
+                match wait(store.read_parked(SHARD, queue, key.clone(), above, limit)) {
+                    Ok(page) => Input::ParkedLoaded { load, rows: page.rows, end: page.end },
                     Err(_) => self.fail(),
                 }
             }
@@ -32,9 +44,12 @@ impl Read {
     }
 
     /// Is lost.
-    pub(crate) fn fail(self) -> Input {
-        match self {
-            Read::Lane { load, .. } | Read::Task { load, .. } => Input::LoadFailed { load },
+    pub(crate) fn fail(&self) -> Input {
+        match *self {
+            Read::Lane { load, .. }
+            | Read::Timers { load, .. }
+            | Read::Parked { load, .. }
+            | Read::Task { load, .. } => Input::LoadFailed { load },
         }
     }
 }

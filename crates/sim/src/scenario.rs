@@ -4,9 +4,16 @@
 //! ```text
 //! bounds window=2 page=2          before anything else: sizes of the core
 //! slots w1 2 [render=3 mail=1]    a worker and its slots; without queues it serves all of them
+//! settings backoff=1000 retention=5000 attempts=9 lost=2    before anything else: how queues treat their tasks
 //! put a*3 b:w=5 c:p=0             accept tasks: key[*count][:w=weight][:p=priority][:c=class][:x=cost][:t=tries]
+//! put a:delay=500:expires=900:attach=1000:unique=u:for=60000    ... that wait for a time, or are the only ones
 //! in mail put a                   the same in another queue than `q`
-//! done a/1 | fail a/1 | refuse a/1    the run of the first task of key a ends, or never began
+//! done a/1 | fail a/1 | fail a/1 for good | refuse a/1    the run of the first task of key a ends, or never began
+//! again a/1                       the last end that was said of a task is said again
+//! replay a/1 as b/1               a caller's wish, and how the new task is called
+//! pause | resume | pause version=1    the same, for the queue
+//! pause key a | resume key a      the same, for one key
+//! watch a/1 | leave a/1           somebody watches, and does not any more
 //! done                            the oldest run ends
 //! drain                           runs end one after the other, oldest first, until none is left
 //! cancel a/2 | weight a 5 | weight a none     a caller's wish
@@ -16,7 +23,7 @@
 //! write | read                    one of them arrives and is answered; `release` lets all go
 //! write lost | write unknown | read lost    it fails, or happens and the answer is lost
 //! wait 100                        time passes, in milliseconds
-//! lanes | explain a/2 | counts | counts a | reads     show something
+//! lanes | explain a/2 | counts | counts a | reads | loop | tries a/1    show something
 //! ```
 //! A task is called `key/n`: the n-th of its key, in the order of acceptance.
 
@@ -24,13 +31,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
 use evenhand_core::backlog::{Cost, Weight};
-use evenhand_core::life::End;
-use evenhand_core::messages::Answer;
-use evenhand_core::names::{Class, CommitId, Key, Millis, Priority, QueueName, RequestId, TaskId, WorkerId};
+use evenhand_core::change::{Settings, Try};
+use evenhand_core::life::{Backoff, End, Ending};
+use evenhand_core::messages::{Answer, Start, Unique};
+use evenhand_core::names::{
+    Class, CommitId, Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId, WorkerId,
+};
 use evenhand_core::{Bounds, Change, Effect, Input, NewTask, Refusal, Run, Shard, check};
 use evenhand_store::{Fault, Memory, Store, StoreError, ready};
 
-use crate::driver::SHARD;
+use crate::driver::{SHARD, plain};
 use crate::reads::Read;
 
 /// Plays a scenario and returns what happened, a line each.
@@ -48,6 +58,7 @@ pub fn play(script: &str) -> String {
 struct Stage {
     out: String,
     bounds: Bounds,
+    settings: Settings,
     store: Memory,
     shard: Option<Shard>,
     now: u64,
@@ -62,6 +73,8 @@ struct Stage {
     names: BTreeMap<TaskId, String>,
     counts: BTreeMap<String, u64>,
     requests: BTreeMap<RequestId, (String, Vec<String>)>,
+    /// What was said last of the end of a task's run.
+    ends: BTreeMap<String, Input>,
     next_request: u64,
 }
 
@@ -70,6 +83,7 @@ impl Stage {
         Stage {
             out: String::new(),
             bounds: Bounds::default(),
+            settings: plain(),
             store: Memory::default(),
             shard: None,
             now: 0,
@@ -84,6 +98,7 @@ impl Stage {
             names: BTreeMap::new(),
             counts: BTreeMap::new(),
             requests: BTreeMap::new(),
+            ends: BTreeMap::new(),
             next_request: 0,
         }
     }
@@ -102,6 +117,37 @@ impl Stage {
             ["done"] => self.end_oldest(),
             ["done", task] => self.end(task, End::Succeeded),
             ["fail", task] => self.end(task, End::Failed),
+            ["fail", task, "for", "good"] => self.end(task, End::FailedForGood),
+            ["again", task] => {
+                let input = self.ends.get(task).cloned().expect("an end that was said");
+                self.step(input);
+            }
+            ["replay", task, "as", name] => {
+                let task = self.task(task);
+                let request = self.request("replay", vec![name.to_string()]);
+                self.step(Input::Replay { request, task });
+            }
+            [what @ ("pause" | "resume"), "key", key] => {
+                let request = self.request(what, vec![]);
+                let (queue, key) = (queue_named("q"), key_named(key));
+                self.step(Input::PauseKey { request, queue, key, paused: what == "pause" });
+            }
+            [what @ ("pause" | "resume"), ref version @ ..] => {
+                let version = version.first().map(|text| number(text.trim_start_matches("version=")));
+                let request = self.request(what, vec![]);
+                let settings = Settings { paused: what == "pause", ..self.settings.clone() };
+                self.step(Input::Configure { request, queue: queue_named("q"), settings, version });
+            }
+            [what @ ("watch" | "leave"), task] => {
+                let task = self.task(task);
+                self.step(Input::Watched { task, now: what == "watch" });
+            }
+            ["settings", ref settings @ ..] => settings.iter().for_each(|setting| self.setting(setting)),
+            ["loop"] => {
+                let (state, looks) = (self.shard().loop_state(&queue_named("q")), self.shard().looks());
+                self.say(format_args!("{}, {looks} looks", state.name()));
+            }
+            ["tries", task] => self.tries(task),
             ["refuse", task] => self.refuse(task),
             ["drain"] => {
                 while !self.runs.is_empty() {
@@ -157,6 +203,35 @@ impl Stage {
         }
     }
 
+    fn setting(&mut self, setting: &str) {
+        let (name, value) = setting.split_once('=').expect("name=value");
+        match name {
+            "backoff" => {
+                let ms = number(value);
+                self.settings.backoff = Backoff { first_ms: ms, factor: 2_000, max_ms: 100 * ms };
+            }
+            "retention" => self.settings.retention_ms = number(value),
+            "attempts" => self.settings.max_attempts = number(value) as u16,
+            "lost" => self.settings.max_lost = number(value) as u8,
+            _ => panic!("there is no setting {name}"),
+        }
+    }
+
+    fn tries(&mut self, name: &str) {
+        let history = ready(self.store.read_history(SHARD, self.task(name))).expect("no fault was ordered");
+        let last = history.end.and_then(|end| {
+            self.say(format_args!("{name}: {} at {}", end.outcome, end.at));
+            end.last
+        });
+        for tried in history.tries.into_iter().chain(last) {
+            let Try { attempt, started, ended, end, .. } = tried;
+            self.say(format_args!("{name} attempt {attempt}: {end:?} from {started} to {ended}"));
+        }
+        if let Some(again) = history.replayed_as {
+            self.say(format_args!("{name} again as {}", self.name(again)));
+        }
+    }
+
     fn bound(&mut self, size: &str) {
         let (name, value) = size.split_once('=').expect("name=value");
         let value: u64 = value.parse().expect("a number");
@@ -183,7 +258,7 @@ impl Stage {
     fn take(&mut self) {
         let taken = ready(self.store.take(SHARD)).expect("a memory store can be taken");
         let shard = Shard::new(self.bounds.clone(), taken.epoch, 7, taken.metadata);
-        self.shard = Some(shard.expect("the metadata is sound"));
+        self.shard = Some(shard.expect("the metadata is sound").with_defaults(self.settings.clone()));
         self.writes.clear();
         self.reads.clear();
         self.wake = None;
@@ -238,6 +313,12 @@ impl Stage {
             Effect::Load { load, lane, above, limit } => {
                 self.reads.push_back(Read::Lane { load, lane, above, limit });
             }
+            Effect::LoadTimers { load, above, limit } => {
+                self.reads.push_back(Read::Timers { load, above, limit });
+            }
+            Effect::LoadParked { load, queue, key, above, limit } => {
+                self.reads.push_back(Read::Parked { load, queue, key, above, limit });
+            }
             Effect::LoadTask { load, task } => self.reads.push_back(Read::Task { load, task }),
             Effect::Start { worker, run, .. } => {
                 let (name, on) = (self.name(run.task), self.on(worker));
@@ -250,13 +331,14 @@ impl Stage {
             Effect::Acknowledge { .. }
             | Effect::MemberSaved { .. }
             | Effect::Marked { .. }
-            | Effect::Retried { .. } => {}
+            | Effect::Retried { .. }
+            | Effect::Due { .. } => {}
             Effect::RefuseWorker { worker, refusal } => {
                 self.say(format_args!("w{worker} refused: {refusal}"))
             }
             Effect::Answer { request, answer } => self.answered(request, answer),
-            Effect::Finished { task, outcome, .. } => {
-                let outcome = format!("{outcome:?}").to_lowercase();
+            Effect::Finished { task, end, .. } => {
+                let outcome = end.outcome.to_string();
                 if outcome != "succeeded" {
                     self.say(format_args!("{outcome} {}", self.name(task)));
                 }
@@ -269,12 +351,24 @@ impl Stage {
     fn answered(&mut self, request: RequestId, answer: Result<Answer, Refusal>) {
         let (what, names) = self.requests.remove(&request).expect("a request that was made");
         match answer {
-            Ok(Answer::Accepted(tasks) | Answer::AcceptedBefore(tasks)) => {
+            Ok(Answer::Accepted(tasks)) => {
+                for ((task, created), name) in tasks.into_iter().zip(names) {
+                    if created {
+                        self.names.insert(task, name);
+                    } else {
+                        self.say(format_args!("{name} is {}", self.name(task)));
+                    }
+                }
+            }
+            Ok(Answer::AcceptedBefore(tasks)) => {
                 for (task, name) in tasks.into_iter().zip(names) {
                     self.names.insert(task, name);
                 }
             }
-            Ok(Answer::WeightSet | Answer::Canceled) => {}
+            Ok(Answer::Replayed(task)) => {
+                self.names.extend(names.into_iter().map(|name| (task, name)));
+            }
+            Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_) | Answer::KeyPaused(_)) => {}
             Ok(Answer::Stopping) => self.say("stopping"),
             Err(refusal) => self.say(format_args!("{what} refused: {refusal}")),
         }
@@ -364,7 +458,19 @@ impl Stage {
                     "x" => {
                         task.cost = Cost::new(value.parse::<u32>().expect("a cost") * 1000).expect("a cost")
                     }
-                    "t" => task.max_attempts = value.parse().expect("a number of tries"),
+                    "delay" => task.start = Start::After(number(value)),
+                    "at" => task.start = Start::At(Millis(number(value))),
+                    "expires" => task.expires_ms = number(value),
+                    "attach" => task.attach_ms = number(value),
+                    "unique" => {
+                        let key = RequestKey(value.bytes().fold(0, |sum, byte| sum * 256 + u128::from(byte)));
+                        task.unique = Some(Unique { key, window_ms: 60_000 });
+                    }
+                    "for" => {
+                        let window_ms = number(value);
+                        task.unique = task.unique.map(|unique| Unique { window_ms, ..unique });
+                    }
+                    "t" => task.max_attempts = Some(value.parse().expect("a number of tries")),
                     _ => panic!("what is {name} of a task?"),
                 }
             }
@@ -395,7 +501,9 @@ impl Stage {
     fn end(&mut self, name: &str, end: End) {
         let (worker, run) = self.take_run(name);
         let Run { task, fence, attempt, .. } = run;
-        self.step(Input::Ended { worker, task, fence, attempt, end });
+        let input = Input::Ended { worker, task, fence, attempt, end, ending: Ending::default() };
+        self.ends.insert(name.to_string(), input.clone());
+        self.step(input);
     }
 
     fn end_oldest(&mut self) {
@@ -454,8 +562,14 @@ impl Stage {
         if let Some(counts) = self.shard().counts(&queue) {
             let t = counts.totals;
             self.say(format_args!(
-                "waiting {} running {} succeeded {} failed {} canceled {}",
-                counts.waiting, counts.running, t.succeeded, t.failed, t.canceled
+                "waiting {} running {} succeeded {} failed {} canceled {}{}{}",
+                counts.waiting,
+                counts.running,
+                t.succeeded,
+                t.failed,
+                t.canceled,
+                if t.expired > 0 { format!(" expired {}", t.expired) } else { String::new() },
+                if t.scheduled > 0 { format!(" scheduled {}", t.scheduled) } else { String::new() },
             ));
         }
         let held = self.shard().held();
@@ -473,6 +587,10 @@ fn key_named(key: &str) -> Key {
 
 fn weight_of(weight: &str) -> Weight {
     Weight::new(weight.parse().expect("a number")).expect("a good weight")
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().expect("a number")
 }
 
 fn worker_named(name: &str) -> WorkerId {

@@ -751,10 +751,10 @@ fn bad_tasks_are_refused_and_change_nothing() {
          put a:t=1001",
         expect![[r#"
             put refused: invalid: tasks[1].priority: 10 is out of range; use 0 (first) to 9
-            put refused: invalid: tasks[0].max_attempts: 0 is out of range; use 1 to 1000
+            put refused: invalid: tasks[0].retry.max_attempts: 0 is out of range; use 1 to 1000
             put refused: invalid: tasks: is empty; give at least one task
             in memory: 0 rows, 0 keys
-            put refused: invalid: tasks[0].max_attempts: 1001 is out of range; use 1 to 1000
+            put refused: invalid: tasks[0].retry.max_attempts: 1001 is out of range; use 1 to 1000
         "#]],
     );
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use evenhand_core::backlog::{Cost, Weight};
-use evenhand_core::life::End;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::names::{Key, QueueName, WorkerId};
 use evenhand_core::{Bounds, Input, NewTask, Run};
 use evenhand_sim::driver::{Driver, Event, SHARD, Trouble};
@@ -272,7 +272,7 @@ fn an_old_end_does_not_hide_a_long_runner_that_was_lost() {
     assert_eq!(driver.store.look(SHARD, |tables| tables.aside.len()), 1, "it was to be set aside");
     driver.retake().unwrap();
     // The worker that ran it is gone; another one still says how the first attempt ended.
-    let ended = vec![(first.clone(), End::Failed)];
+    let ended = vec![(first.clone(), End::Failed, Ending::default())];
     driver.tell(Input::Report { worker: WorkerId(2), running: Vec::new(), ended }).unwrap();
     driver.tell(Input::Open).unwrap();
     slots(&mut driver, 1);

@@ -11,7 +11,7 @@
 //! They wait for nothing and draw no random numbers, so a failure is always a failure.
 //!
 //! Read `given` first (the owner, the tasks and the whole contents of a shard, as the cases see them),
-//! then `taking`, `fencing`, `commits`, `rows`, `acks`, `tasks`, `listing` and `values`.
+//! then `taking`, `fencing`, `commits`, `rows`, `acks`, `timers`, `parked`, `tasks`, `lives`, `listing` and `values`.
 //!
 //! To add a case, write it in the module it belongs to and add its name to `conformance_list`. A case
 //! that is not in the list is an unused function, which the lints refuse.
@@ -25,9 +25,12 @@ mod commits;
 mod fencing;
 mod given;
 mod listing;
+mod lives;
+mod parked;
 mod rows;
 mod taking;
 mod tasks;
+mod timers;
 mod values;
 
 /// How a backend's tests provide its stores.
@@ -94,6 +97,18 @@ macro_rules! conformance_list {
             acks: a_long_runner_set_aside_leaves_no_deleted_rows_to_pass_over;
             acks: a_read_passes_over_no_more_rows_than_were_deleted_above_the_ack;
 
+            timers: timers_come_in_the_order_of_levels_whatever_order_they_were_set_in;
+            timers: paging_gives_every_timer_once_and_an_exact_end;
+            timers: a_timer_that_is_not_needed_any_more_goes_alone;
+            timers: an_ack_deletes_the_timers_at_or_below_it_and_none_above;
+            timers: an_ack_rides_in_the_commit_that_handles_what_is_below_it;
+            timers: timers_below_a_saved_ack_are_not_passed_over;
+            timers: timers_and_lanes_do_not_leak_into_each_other;
+
+            parked: parked_rows_stay_with_their_keys_and_come_in_order;
+            parked: a_row_goes_to_the_shelf_and_leaves_it;
+            parked: parked_keys_are_remembered_until_they_are_not;
+
             tasks: a_task_that_is_not_there_is_none;
             tasks: finishing_removes_one_task_and_its_row;
             tasks: requeueing_moves_one_row_and_updates_its_task;
@@ -101,11 +116,24 @@ macro_rules! conformance_list {
             tasks: a_task_set_aside_can_be_requeued;
             tasks: a_task_set_aside_can_be_finished;
 
+            lives: a_task_goes_from_any_place_to_any_other;
+            lives: a_charge_is_chained_or_not_wherever_its_task_is;
+            lives: an_end_that_is_not_remembered_leaves_nothing;
+            lives: an_end_is_remembered_until_it_is_forgotten;
+            lives: a_task_may_come_end_and_be_forgotten_in_one_commit;
+            lives: the_last_tries_of_a_task_are_remembered;
+            lives: a_task_that_is_not_there_has_no_history;
+            lives: the_latest_replay_of_a_task_is_remembered;
+            lives: a_cancel_is_remembered_until_its_task_has_ended;
+            lives: many_ends_are_forgotten_together;
+
             listing: tasks_are_listed_by_id_wherever_they_are;
             listing: a_listing_of_one_queue_shows_that_queue_alone;
             listing: whether_more_follow_is_exact;
             listing: listing_by_pages_gives_every_task_once;
             listing: a_listing_is_bounded_in_bytes;
+            listing: tasks_that_have_ended_are_listed_apart_from_those_that_have_not;
+            listing: a_listing_of_ended_tasks_is_bounded_in_bytes;
             listing: tasks_that_come_and_go_between_pages_hide_and_repeat_no_others;
 
             values: payloads_come_back_byte_for_byte;
@@ -114,6 +142,9 @@ macro_rules! conformance_list {
             values: queue_names_come_back_as_they_are;
             values: tasks_keep_numbers_at_their_limits;
             values: records_keep_numbers_at_their_limits;
+            values: timers_keep_numbers_at_their_limits;
+            values: tries_and_ends_come_back_as_they_were;
+            values: requests_and_settings_come_back_as_they_were;
         }
     };
 }

@@ -19,7 +19,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use evenhand_core::backlog::Level;
-use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::change::{EndRecord, ParkedRow, TimerRow, Try};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
 pub use embedded::Embedded;
@@ -48,7 +49,8 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Reads rows of a lane above a level, in order: `limit` of them, or all there are. Starts at that
-    /// level: what was deleted below it must cost nothing.
+    /// level: what was deleted below it must cost nothing. The last lane that there could be, of the last queue,
+    /// is no owner's: a store may have a use for it.
     fn read_lane(
         &self,
         shard: ShardId,
@@ -57,19 +59,44 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> impl Future<Output = Result<Page, StoreError>> + Send;
 
-    /// Reads one task.
+    /// Reads timers above a level, in order, as [`Store::read_lane`] reads rows.
+    fn read_timers(
+        &self,
+        shard: ShardId,
+        above: Level,
+        limit: usize,
+    ) -> impl Future<Output = Result<Page<TimerRow>, StoreError>> + Send;
+
+    /// Reads parked rows of a key above a level, in order, as [`Store::read_lane`] reads rows.
+    fn read_parked(
+        &self,
+        shard: ShardId,
+        queue: QueueId,
+        key: Key,
+        above: Level,
+        limit: usize,
+    ) -> impl Future<Output = Result<Page<ParkedRow>, StoreError>> + Send;
+
+    /// Reads one task; one that has ended, too, as long as its end is remembered.
     fn read_task(
         &self,
         shard: ShardId,
         task: TaskId,
     ) -> impl Future<Output = Result<Option<Task>, StoreError>> + Send;
 
-    /// Lists tasks by id, those after `after`, of one queue if one is named: `limit` of them, or all there
-    /// are; or fewer, where one read would be too much (see [`Listing::more`]).
+    /// Reads what became of a task: its tries before the last one, in order, and its end.
+    fn read_history(
+        &self,
+        shard: ShardId,
+        task: TaskId,
+    ) -> impl Future<Output = Result<History, StoreError>> + Send;
+
+    /// Lists tasks by id, those after `after` that are wanted: `limit` of them, or all there are; or fewer,
+    /// where one read would be too much (see [`Listing::more`]).
     fn list_tasks(
         &self,
         shard: ShardId,
-        queue: Option<QueueId>,
+        wanted: Wanted,
         after: TaskId,
         limit: usize,
     ) -> impl Future<Output = Result<Listing, StoreError>> + Send;
@@ -84,15 +111,35 @@ pub struct Taken {
     pub metadata: Metadata,
 }
 
-/// Rows of a lane.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Page {
+/// Rows of a lane, timers, or parked rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Page<R = Row> {
     /// In order of their levels.
-    pub rows: Vec<Row>,
+    pub rows: Vec<R>,
     /// No row is above them.
     pub end: bool,
     /// Deleted rows that had to be passed over to find these, where the store can tell.
     pub deleted: u64,
+}
+
+/// What became of a task.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Its tries that ended and were followed by another, the last [`TRIES_KEPT`](evenhand_core::bounds::TRIES_KEPT).
+    pub tries: Vec<Try>,
+    /// How it ended, if it has.
+    pub end: Option<EndRecord>,
+    /// The task that runs it again, if somebody asked for that: the latest one.
+    pub replayed_as: Option<TaskId>,
+}
+
+/// Which tasks a listing wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of this queue only.
+    pub queue: Option<QueueId>,
+    /// Only those that have ended, or only those that have not.
+    pub ended: Option<bool>,
 }
 
 /// Some tasks.
@@ -100,8 +147,8 @@ pub struct Page {
 pub struct Listing {
     /// In order of their ids.
     pub tasks: Vec<Task>,
-    /// There are more after this task. A listing is full then, unless many tasks of other queues or
-    /// [many bytes](LISTING_BYTES) were read for it: then there may be more.
+    /// There are more after this task. A listing is full then, unless [many](LISTING_TASKS) that are not wanted
+    /// or [many bytes](LISTING_BYTES) were read for it: then there may be more.
     pub more: Option<TaskId>,
 }
 

@@ -6,11 +6,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use evenhand_core::backlog::{Level, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord};
+use evenhand_core::bounds::TRIES_KEPT;
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord,
+    RequestRecord, SettingsRecord, ShelfRecord, Timed, TimerRow, Try,
+};
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
-use crate::{LISTING_BYTES, Listing, Page, Store, StoreError, Taken};
+use crate::{History, LISTING_BYTES, Listing, Page, Store, StoreError, Taken, Wanted};
 
 /// What shall go wrong with the next commit or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +71,30 @@ pub struct Tables {
     pub rows: BTreeMap<(LaneId, Level), Row>,
     /// Rows deleted one by one and not yet covered by a range: what a read would have to pass over.
     pub deleted: BTreeSet<(LaneId, Level)>,
+    /// Timers by level.
+    pub timers: BTreeMap<Level, TimerRow>,
+    /// What is saved of them.
+    pub timers_record: ShelfRecord,
+    /// Timers deleted one by one, as rows are.
+    pub deleted_timers: BTreeSet<Level>,
+    /// Parked rows by queue, key and level.
+    pub parked_rows: BTreeMap<(QueueId, Key, Level), ParkedRow>,
+    /// Parked keys.
+    pub parked: BTreeMap<(QueueId, Key), ParkedRecord>,
     /// Tasks by id.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Tasks whose rows are set aside.
     pub aside: BTreeSet<TaskId>,
+    /// Tasks that somebody wants stopped.
+    pub canceling: BTreeSet<TaskId>,
+    /// Tries by task and attempt.
+    pub tries: BTreeMap<(TaskId, u16), Try>,
+    /// Ends by task.
+    pub ends: BTreeMap<TaskId, Arc<EndRecord>>,
+    /// Which task runs an ended one again.
+    pub replayed: BTreeMap<TaskId, TaskId>,
+    /// Settings by queue.
+    pub settings: BTreeMap<QueueId, SettingsRecord>,
     /// Workers by seat.
     pub members: BTreeMap<Seat, MemberRecord>,
     /// The last owner stopped in good order.
@@ -187,20 +211,57 @@ impl Store for Memory {
         self.read(shard, |tables| tables.page(lane, above, limit))
     }
 
+    async fn read_timers(
+        &self,
+        shard: ShardId,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<TimerRow>, StoreError> {
+        self.read(shard, |tables| tables.timers_above(above, limit))
+    }
+
+    async fn read_parked(
+        &self,
+        shard: ShardId,
+        queue: QueueId,
+        key: Key,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<ParkedRow>, StoreError> {
+        self.read(shard, |tables| {
+            let from = std::ops::Bound::Excluded((queue, key.clone(), above));
+            let all = tables.parked_rows.range((from, std::ops::Bound::Unbounded));
+            let mut found = all.take_while(|((of, k, _), _)| *of == queue && *k == key);
+            let rows = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
+            Page { rows, end: found.next().is_none(), deleted: 0 }
+        })
+    }
+
     async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
         self.read(shard, |tables| tables.tasks.get(&task).cloned())
+    }
+
+    async fn read_history(&self, shard: ShardId, task: TaskId) -> Result<History, StoreError> {
+        self.read(shard, |tables| History {
+            tries: tables.tries.range((task, 0)..=(task, u16::MAX)).map(|(_, tried)| tried.clone()).collect(),
+            end: tables.ends.get(&task).map(|end| EndRecord::clone(end)),
+            replayed_as: tables.replayed.get(&task).copied(),
+        })
     }
 
     async fn list_tasks(
         &self,
         shard: ShardId,
-        queue: Option<QueueId>,
+        wanted: Wanted,
         after: TaskId,
         limit: usize,
     ) -> Result<Listing, StoreError> {
         self.read(shard, |tables| {
             let all = tables.tasks.range(TaskId(after.0.saturating_add(1))..).map(|(_, task)| task);
-            let mut wanted = all.filter(|task| queue.is_none_or(|queue| task.lane.queue == queue));
+            let mut wanted = all.filter(|task| {
+                wanted.queue.is_none_or(|queue| task.lane.queue == queue)
+                    && wanted.ended.is_none_or(|ended| ended == (task.place == Place::Over))
+            });
             let mut bytes = 0;
             let fits = |task: &&Task| {
                 bytes += task.payload.len();
@@ -225,9 +286,25 @@ impl Tables {
             aside,
             members: self.members.iter().map(|(seat, record)| (seat.clone(), record.clone())).collect(),
             stopped: self.stopped,
-            requests: self.requests.iter().map(|(key, record)| (*key, *record)).collect(),
+            requests: self.requests.iter().map(|(key, record)| (*key, record.clone())).collect(),
+            timers: self.timers_record,
+            canceling: self.canceling.iter().copied().collect(),
+            parked: self.parked.iter().map(|((queue, key), r)| (*queue, key.clone(), *r)).collect(),
+            settings: self.settings.iter().map(|(queue, record)| (*queue, record.clone())).collect(),
             store: self.store,
         }
+    }
+
+    fn timers_above(&self, above: Level, limit: usize) -> Page<TimerRow> {
+        let from = std::ops::Bound::Excluded(above);
+        let mut found = self.timers.range((from, std::ops::Bound::Unbounded));
+        let rows: Vec<TimerRow> = found.by_ref().take(limit).map(|(_, timer)| timer.clone()).collect();
+        let end = found.next().is_none();
+        let last = match (end, rows.last()) {
+            (false, Some(timer)) => std::ops::Bound::Included(timer.at),
+            (true, _) | (false, None) => std::ops::Bound::Unbounded,
+        };
+        Page { rows, end, deleted: self.deleted_timers.range((from, last)).count() as u64 }
     }
 
     fn page(&self, lane: LaneId, above: Level, limit: usize) -> Page {
@@ -246,13 +323,32 @@ impl Tables {
 
     fn delete_rows(&mut self, change: &Change) {
         match change {
-            Change::Finished { lane, level: Some(level), .. }
-            | Change::SetAside { lane, level, .. }
-            | Change::Requeued { lane, from: Some(level), .. } => self.delete_row(*lane, *level),
+            Change::Moved { lane, from: Place::Parked(level), row, .. } => {
+                self.parked_rows.remove(&(lane.queue, row.key.clone(), *level));
+            }
+            Change::Finished { lane, from, .. } | Change::Moved { lane, from, .. } => match from {
+                Place::Lane(level) => self.delete_row(*lane, *level),
+                Place::Timer(level) => self.delete_timer(*level),
+                Place::Parked(_) | Place::Aside | Place::Over => {}
+            },
+            Change::Unparked { queue, key, level } => {
+                self.parked_rows.remove(&(*queue, key.clone(), *level));
+            }
+            Change::Untimed { at } => self.delete_timer(*at),
             Change::Lane { lane, record } => self.delete_up_to(*lane, record.ack),
-            Change::Finished { level: None, .. }
-            | Change::Requeued { from: None, .. }
-            | Change::Accepted(_)
+            Change::Timers { record } => {
+                while let Some(first) = self.timers.first_entry().filter(|first| *first.key() <= record.ack) {
+                    first.remove();
+                }
+                self.deleted_timers.retain(|level| *level > record.ack);
+            }
+            Change::Accepted(_)
+            | Change::Canceling { .. }
+            | Change::Forgotten { .. }
+            | Change::Replayed { .. }
+            | Change::Timed(_)
+            | Change::Parked { .. }
+            | Change::Settings { .. }
             | Change::Key { .. }
             | Change::Queue { .. }
             | Change::Override { .. }
@@ -267,6 +363,38 @@ impl Tables {
     fn delete_row(&mut self, lane: LaneId, level: Level) {
         if self.rows.remove(&(lane, level)).is_some() {
             self.deleted.insert((lane, level));
+        }
+    }
+
+    fn delete_timer(&mut self, level: Level) {
+        if self.timers.remove(&level).is_some() {
+            self.deleted_timers.insert(level);
+        }
+    }
+
+    /// Puts a task's row where it is now.
+    fn put_row(&mut self, lane: LaneId, to: Place, row: Row) {
+        match to {
+            Place::Lane(level) => drop(self.rows.insert((lane, level), row)),
+            Place::Timer(at) => {
+                let timer = TimerRow { at, task: row.task, what: Timed::Due(lane, row) };
+                self.timers.insert(at, timer);
+            }
+            Place::Parked(level) => {
+                self.parked_rows.insert((lane.queue, row.key.clone(), level), ParkedRow { lane, row });
+            }
+            Place::Aside => drop(self.aside.insert(row.task)),
+            Place::Over => {}
+        }
+    }
+
+    /// Forgets all that is remembered of a task beside its row.
+    fn forget(&mut self, task: TaskId) {
+        self.tasks.remove(&task);
+        self.ends.remove(&task);
+        self.replayed.remove(&task);
+        while let Some((&at, _)) = self.tries.range((task, 0)..=(task, u16::MAX)).next() {
+            self.tries.remove(&at);
         }
     }
 
@@ -285,30 +413,57 @@ impl Tables {
         self.delete_rows(&change);
         match change {
             Change::Accepted(task) => {
-                if let Some(row) = task.row() {
-                    self.rows.insert((task.lane, row.level), row);
+                match task.place {
+                    Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => {
+                        self.put_row(task.lane, task.place, task.row_at(level));
+                    }
+                    Place::Aside | Place::Over => {}
                 }
                 self.tasks.insert(task.id, task);
             }
-            Change::Requeued { task, lane, row, .. } => {
-                self.aside.remove(&task);
-                if let Some(record) = self.tasks.get_mut(&task) {
-                    record.level = Some(row.level);
+            Change::Moved { lane, from: _, to, row, tried } => {
+                self.aside.remove(&row.task);
+                if let Some(record) = self.tasks.get_mut(&row.task) {
+                    record.place = to;
                     record.attempt = row.attempt;
                     record.charge = row.charge;
+                    record.lost = row.lost;
                 }
-                self.rows.insert((lane, row.level), row);
-            }
-            Change::SetAside { task, .. } => {
-                self.aside.insert(task);
-                if let Some(record) = self.tasks.get_mut(&task) {
-                    record.level = None;
+                if let Some(tried) = tried {
+                    if let Some(gone) = tried.attempt.checked_sub(TRIES_KEPT) {
+                        self.tries.remove(&(row.task, gone));
+                    }
+                    self.tries.insert((row.task, tried.attempt), tried);
                 }
+                self.put_row(lane, to, row);
             }
-            Change::Finished { task, .. } => {
+            Change::Canceling { task } => drop(self.canceling.insert(task)),
+            Change::Finished { task, end, .. } => {
                 self.aside.remove(&task);
-                self.tasks.remove(&task);
+                self.canceling.remove(&task);
+                match end {
+                    Some(end) => {
+                        self.ends.insert(task, end);
+                        if let Some(record) = self.tasks.get_mut(&task) {
+                            record.place = Place::Over;
+                        }
+                    }
+                    None => self.forget(task),
+                }
             }
+            Change::Forgotten { task, tries: _ } => self.forget(task),
+            Change::Replayed { task, again } => drop(self.replayed.insert(task, again)),
+            Change::Timed(timer) => drop(self.timers.insert(timer.at, timer)),
+            Change::Untimed { at: _ } => {}
+            Change::Timers { record } => self.timers_record = record,
+            Change::Unparked { .. } => {}
+            Change::Parked { queue, key, record: Some(record) } => {
+                self.parked.insert((queue, key), record);
+            }
+            Change::Parked { queue, key, record: None } => {
+                self.parked.remove(&(queue, key));
+            }
+            Change::Settings { queue, record } => drop(self.settings.insert(queue, record)),
             Change::Key { lane, key, record: Some(record) } => {
                 self.keys.insert((lane, key), record);
             }
@@ -393,11 +548,14 @@ mod tests {
         Change::Accepted(Task {
             id: TaskId(seq),
             lane: LANE,
-            level: Some(Level::new(Default::default(), seq)),
+            place: Place::Lane(Level::new(Default::default(), seq)),
             key: Key::shared(),
-            charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
             attempt: 1,
             max_attempts: 1,
+            lost: 0,
+            terms: None,
+            replay_of: None,
             accepted: Millis(0),
             max_duration_ms: 0,
             content_type: ContentType::default(),
@@ -490,8 +648,14 @@ mod tests {
             assert!(ready(memory.read_task(SHARD, TaskId(1))).is_err());
             assert!(ready(memory.read_task(SHARD, TaskId(1))).is_ok());
             fail();
-            assert!(ready(memory.list_tasks(SHARD, None, TaskId(0), 10)).is_err());
-            assert!(ready(memory.list_tasks(SHARD, None, TaskId(0), 10)).is_ok());
+            assert!(ready(memory.read_timers(SHARD, Level::ZERO, 10)).is_err());
+            assert!(ready(memory.read_timers(SHARD, Level::ZERO, 10)).is_ok());
+            fail();
+            assert!(ready(memory.read_history(SHARD, TaskId(1))).is_err());
+            assert!(ready(memory.read_history(SHARD, TaskId(1))).is_ok());
+            fail();
+            assert!(ready(memory.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).is_err());
+            assert!(ready(memory.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).is_ok());
         }
         assert_eq!(counts(&memory), (1, 1, 2));
     }

@@ -1,7 +1,8 @@
 //! `evenhand bench end-to-end`: server, client and workers together on this machine.
 //!
-//! Three parts, each on a server of its own: throughput (tasks are submitted while workers run them), apart (all are
-//! submitted, and then workers begin), latency (single tasks at a steady rate). The calls of the last part are begun
+//! Four parts, each on a server of its own: throughput (tasks are submitted while workers run them, and their ends are
+//! remembered with a result of 100 bytes, as a queue does that nobody has configured), plain (the same, but nothing is
+//! remembered), apart (all are submitted, and then workers begin), latency (single tasks at a steady rate). The calls of the last part are begun
 //! by a schedule, whether or not those before them were answered, and times count from when a call was due: a server
 //! that stops for a while is late for every call of that while.
 
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{Args as ClapArgs, ValueEnum};
-use evenhand::{NewTask, Refusal};
+use evenhand::{NewTask, QueueSettings, Refusal};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -34,7 +35,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     place: Place,
     /// Which parts
-    #[arg(long, value_name = "PART,..", value_delimiter = ',', default_value = "throughput,apart,latency")]
+    #[arg(
+        long,
+        value_name = "PART,..",
+        value_delimiter = ',',
+        default_value = "throughput,plain,apart,latency"
+    )]
     parts: Vec<Part>,
     #[command(flatten)]
     load: Load,
@@ -55,6 +61,8 @@ pub(crate) struct Args {
 enum Part {
     /// Tasks are submitted while workers run them
     Throughput,
+    /// The same, and their ends are not remembered
+    Plain,
     /// All tasks are submitted, then workers begin
     Apart,
     /// Single tasks at a steady rate
@@ -64,7 +72,10 @@ enum Part {
 pub(crate) async fn run(args: Args) -> Done {
     let mut rates = Vec::new();
     if args.parts.contains(&Part::Throughput) {
-        rates.push(throughput(&args).await?);
+        rates.push(throughput(&args, Part::Throughput).await?);
+    }
+    if args.parts.contains(&Part::Plain) {
+        rates.push(throughput(&args, Part::Plain).await?);
     }
     if args.parts.contains(&Part::Apart) {
         rates.push(apart(&args).await?);
@@ -87,9 +98,15 @@ struct Rates {
     finished: Duration,
 }
 
-async fn throughput(args: &Args) -> Result<Rates, Failure> {
+async fn throughput(args: &Args, part: Part) -> Result<Rates, Failure> {
     let target = Target::begin(&args.place).await?;
-    let queue = target.name("throughput");
+    let plain = part == Part::Plain;
+    let part = if plain { "plain" } else { "throughput" };
+    let queue = target.name(part);
+    if plain {
+        let forgets = QueueSettings::new().retention(Duration::ZERO);
+        target.client()?.set_queue(&queue, forgets).await?;
+    }
     let mut crew = Crew::start(&target, &queue, &args.hands, |_, _| {})?;
     load::warm_up(&target, &mut crew, Vec::new()).await?;
     let bar = load::progress("accepting and finishing", args.load.tasks + 1);
@@ -102,7 +119,7 @@ async fn throughput(args: &Args) -> Result<Rates, Failure> {
     bar.finish_and_clear();
     let (accepted, finished) = (accepted?, finished?);
     crew.stop().await?;
-    Ok(Rates { part: "throughput", accepted: accepted.took, finished: finished - began })
+    Ok(Rates { part, accepted: accepted.took, finished: finished - began })
 }
 
 async fn apart(args: &Args) -> Result<Rates, Failure> {
@@ -252,6 +269,12 @@ fn print_json(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
     }
 }
 
+/// How many times as fast tasks are finished whose ends are remembered, if both were measured.
+fn remembering(rates: &[Rates]) -> Option<f64> {
+    let took = |part| rates.iter().find(|rates| rates.part == part).map(|rates| rates.finished.as_secs_f64());
+    Some(took("plain")? / took("throughput")?)
+}
+
 fn print_tables(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
     if !rates.is_empty() {
         println!(
@@ -267,6 +290,7 @@ fn print_tables(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
         let row = |rates: &Rates| {
             let how = match rates.part {
                 "throughput" => "submitted while workers run them",
+                "plain" => "the same, ends are not remembered",
                 _ => "all submitted, then run",
             };
             let number = |took| count(load::rate(args.load.tasks, took) as u64);
@@ -274,6 +298,9 @@ fn print_tables(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
         };
         let rows: Vec<Vec<String>> = rates.iter().map(row).collect();
         print!("{}", table(&["how", "accepted/s", "finished/s"], &rows));
+        if let Some(part) = remembering(rates) {
+            println!("remembering ends: {:.0}% of the tasks that are finished without", 100.0 * part);
+        }
     }
     if let Some(latencies) = latencies {
         if !rates.is_empty() {

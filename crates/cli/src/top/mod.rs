@@ -91,7 +91,7 @@ impl Totals {
             at,
             accepted: sum(|queue| queue.accepted),
             started: sum(|queue| queue.succeeded + queue.failed + queue.running),
-            finished: sum(|queue| queue.succeeded + queue.failed + queue.canceled),
+            finished: sum(|queue| queue.succeeded + queue.failed + queue.canceled + queue.expired),
         }
     }
 }

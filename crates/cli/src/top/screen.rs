@@ -112,9 +112,12 @@ fn head(view: &View) -> Vec<Vec<(String, Look)>> {
         (format!("{name} {rate}/s"), Look::Plain)
     };
     let rates = snapshot.rates;
+    let scheduled: u64 = snapshot.queues.iter().map(|queue| queue.scheduled).sum();
+    let scheduled = if scheduled == 0 { String::new() } else { format!("{} scheduled", count(scheduled)) };
     lines.push(vec![
         (format!("{} waiting", count(waiting)), Look::Waits),
         (format!("{}/{} running", count(running), count(slots)), Look::Active),
+        (scheduled, Look::Waits),
         rate("accepted", rates.map(|rates| rates.accepted)),
         rate("started", rates.map(|rates| rates.started)),
         rate("finished", rates.map(|rates| rates.finished)),
@@ -198,6 +201,7 @@ mod tests {
 
     fn view() -> View {
         let queue = |name: &str, waiting| wire::Queue {
+            r#loop: String::new(),
             name: name.into(),
             waiting,
             running: 3,
@@ -206,6 +210,9 @@ mod tests {
             failed: 2,
             canceled: 1,
             oldest_waiting_ms: Some(340),
+            scheduled: if name == "mail" { 40 } else { 0 },
+            expired: 5,
+            paused: name == "mail",
         };
         let key = |key: &str, thousandths, waiting, share, share_due| wire::QueueKey {
             key: key.into(),
@@ -214,6 +221,7 @@ mod tests {
             running: 1,
             started: 60,
             share,
+            paused: false,
             share_due,
         };
         let detail = wire::QueueResponse {
@@ -223,6 +231,7 @@ mod tests {
                 key("日本語の長い名前のテナント/😀", 1_000, 300, 0.1, 0.25),
                 key("", 1_000, 0, 0.42, 0.0),
             ],
+            ..wire::QueueResponse::default()
         };
         let served = wire::ServedQueue { queue: "render".into(), weight_thousandths: 3_000 };
         let worker = |seat: &str, health: &str, why: &str| wire::Worker {
@@ -281,13 +290,13 @@ mod tests {
             Some((79, 24)),
             &expect![[r#"
                 evenhand 0.1.0  http://127.0.0.1:7400  up 3 min  gate open
-                1,207 waiting  6/16 running  accepted 120/s  started 10.0/s  finished 0.0/s
+                1,207 waiting  6/16 running  40 scheduled  accepted 120/s  started 10.0/s  fin…
 
                 queues  3
-                     queue                      waiting  running  succeeded  failed  next waits
-                     render                       1,200        3     11,000       2      340 ms
-                  ▶  mail                             7        3     11,000       2      340 ms
-                     a-queue-with-a-name-that…        0        3     11,000       2      340 ms
+                     queue              waiting  running  scheduled  failed  next waits  paused
+                     render               1,200        3          0       2      340 ms
+                  ▶  mail                     7        3         40       2      340 ms  paused
+                     a-queue-with-a-n…        0        3          0       2      340 ms
 
                 keys of render, by share received  3
                   key                        weight  waiting  running  got/due        got   due
@@ -315,13 +324,13 @@ mod tests {
             Some((159, 24)),
             &expect![[r#"
                 evenhand 0.1.0  http://127.0.0.1:7400  up 3 min  gate open
-                1,207 waiting  6/16 running  accepted 120/s  started 10.0/s  finished 0.0/s
+                1,207 waiting  6/16 running  40 scheduled  accepted 120/s  started 10.0/s  finished 0.0/s
 
                 queues  3
-                     queue                                    waiting  running  accepted  succeeded  failed  canceled  next waits
-                     render                                     1,200        3    12,345     11,000       2         1      340 ms
-                  ▶  mail                                           7        3    12,345     11,000       2         1      340 ms
-                     a-queue-with-a-name-that-is-rather-long        0        3    12,345     11,000       2         1      340 ms
+                     queue                                    waiting  running  scheduled  accepted  succeeded  failed  canceled  expired  next waits  paused
+                     render                                     1,200        3          0    12,345     11,000       2         1        5      340 ms
+                  ▶  mail                                           7        3         40    12,345     11,000       2         1        5      340 ms  paused
+                     a-queue-with-a-name-that-is-rather-long        0        3          0    12,345     11,000       2         1        5      340 ms
 
                 keys of render, by share received  3
                   key                            weight  waiting  running  started  received ┃ due                             got   due
@@ -349,11 +358,11 @@ mod tests {
             Some((39, 14)),
             &expect![[r#"
                 evenhand 0.1.0  http://127.0.0.1:7400
-                1,207 waiting  6/16 running  accepted …
+                1,207 waiting  6/16 running  40 schedu…
 
                 queues  1 of 3
-                     queue     waiting  running  failed
-                  ▶  mail            7        3       2
+                     queue     waiting  running  paused
+                  ▶  mail            7        3  paused
 
                 keys of render, by share received  1 o…
                   key      waiting  got/due   got   due
@@ -381,7 +390,7 @@ mod tests {
         let lines = lines(&away, Some((120, 24)), Paint::NONE);
         expect![[r#"
             the server cannot be reached; trying again  http://127.0.0.1:7400  Connection refused
-            1,207 waiting  6/16 running  accepted 120/s  started 10.0/s  finished 0.0/s"#]]
+            1,207 waiting  6/16 running  40 scheduled  accepted 120/s  started 10.0/s  finished 0.0/s"#]]
         .assert_eq(&lines[..2].join("\n"));
         check(
             &View { snapshot: None, keys_work: false, ..away },

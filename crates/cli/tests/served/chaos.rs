@@ -12,6 +12,12 @@ use crate::support::{
     Api, Dice, SHORT, Server, Times, WorkerProcess, alone, eventually, rounds, signal, task,
 };
 
+/// However often a task is lost with its worker here, it is tried again.
+pub(crate) fn never_give_up(server: &Server) {
+    let said = server.cli(&["queue", "set", "q", "--max-lost", "255"]);
+    assert_eq!(said.code, 0, "{said:?}");
+}
+
 /// What a client has sent and was told.
 #[derive(Default)]
 struct Sent {
@@ -94,6 +100,7 @@ fn a_server_killed_at_any_moment_loses_nothing_and_repeats_nothing() {
     let _alone = alone();
     let mut dice = Dice::new();
     let mut server = Server::start(SHORT);
+    never_give_up(&server);
     let _workers = [server.worker("one", 4), server.worker("two", 4)];
     under_load(&mut server, &mut dice, any_payload, |server, dice| {
         for _ in 0..rounds(15) {
@@ -147,6 +154,7 @@ fn workers_killed_and_stopped_at_any_moment_leave_no_run_behind() {
     let _alone = alone();
     let mut dice = Dice::new();
     let mut server = Server::start(SHORT);
+    never_give_up(&server);
     let seats = ["one", "two", "three"];
     let mut workers = seats.map(|seat| server.worker(seat, SLOTS));
     under_load(&mut server, &mut dice, any_payload, |server, dice| {
@@ -165,6 +173,7 @@ fn a_worker_stopped_together_with_its_guardian_starts_nothing_late() {
     let _alone = alone();
     let mut dice = Dice::new();
     let mut server = Server::start(Times { lost_after: "4s", ..SHORT });
+    never_give_up(&server);
     let mut workers = [server.worker("one", SLOTS), server.worker("two", SLOTS)];
     under_load(
         &mut server,
@@ -191,6 +200,7 @@ fn server_and_workers_killed_in_any_order_lose_nothing() {
     let _alone = alone();
     let mut dice = Dice::new();
     let mut server = Server::start(SHORT);
+    never_give_up(&server);
     let seats = ["one", "two"];
     let mut workers = seats.map(|seat| server.worker(seat, SLOTS));
     under_load(&mut server, &mut dice, any_payload, |server, dice| {
@@ -225,6 +235,7 @@ fn a_worker_that_vanishes_while_it_is_given_tasks_loses_none() {
     let _alone = alone();
     let mut dice = Dice::new();
     let server = Server::start(SHORT);
+    never_give_up(&server);
     let api = server.api();
     let mut accepted = Vec::new();
     for round in 0..rounds(5) {
@@ -252,6 +263,7 @@ fn a_worker_that_vanishes_while_it_is_given_tasks_loses_none() {
 #[test]
 fn a_guardian_that_dies_while_tasks_are_started_fails_none_of_them() {
     let server = Server::start(SHORT);
+    never_give_up(&server);
     let api = server.api();
     let mut accepted = Vec::new();
     let mut worker = server.worker("one", 16);

@@ -57,7 +57,7 @@ pub(crate) fn all_is_well(server: &Server, accepted: &[String]) -> usize {
         let queue = api.queue("q");
         queue.waiting == 0
             && queue.running == 0
-            && queue.succeeded + queue.failed + queue.canceled >= queue.accepted
+            && queue.succeeded + queue.failed + queue.canceled + queue.expired >= queue.accepted
     });
     let queue = api.queue("q");
     let distinct: BTreeSet<&String> = accepted.iter().collect();

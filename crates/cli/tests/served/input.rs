@@ -11,6 +11,10 @@ use tonic::transport::{Channel, Endpoint};
 use crate::checker::all_is_well;
 use crate::support::{Api, LONG, SHORT, SOON, Server, block_on, eventually, runtime};
 
+fn retry(task: &mut v1::NewTask) -> &mut v1::Retry {
+    task.retry.get_or_insert_default()
+}
+
 fn refused(api: &Api, queue: &str, task: v1::NewTask) -> Refusal {
     api.hasty().enqueue(queue, vec![task.into()]).unwrap_err()
 }
@@ -30,7 +34,7 @@ fn what_a_client_gets_wrong_is_named() {
         }
     }
     type Spoil = fn(&mut v1::NewTask);
-    let cases: [(Kind, &str, Spoil); 11] = [
+    let cases: [(Kind, &str, Spoil); 19] = [
         (Kind::Invalid, "key", |task| task.key = "a\0b".into()),
         (Kind::Invalid, "key", |task| task.key = "a\nb".into()),
         (Kind::TooLarge, "key", |task| task.key = "k".repeat(257)),
@@ -38,8 +42,18 @@ fn what_a_client_gets_wrong_is_named() {
         (Kind::Invalid, "weight_thousandths", |task| task.weight_thousandths = Some(u32::MAX)),
         (Kind::Invalid, "priority", |task| task.priority = Some(99)),
         (Kind::Invalid, "priority", |task| task.priority = Some(u32::MAX)),
-        (Kind::Invalid, "max_attempts", |task| task.max_attempts = Some(0)),
-        (Kind::Invalid, "max_attempts", |task| task.max_attempts = Some(65_537)),
+        (Kind::Invalid, "retry.max_attempts", |task| retry(task).max_attempts = Some(0)),
+        (Kind::Invalid, "retry.max_attempts", |task| retry(task).max_attempts = Some(65_537)),
+        (Kind::Invalid, "retry.backoff_ms", |task| retry(task).backoff_ms = Some(u64::MAX)),
+        (Kind::Invalid, "retry.factor", |task| retry(task).factor_thousandths = Some(0)),
+        (Kind::Invalid, "delay_ms", |task| task.delay_ms = Some(u64::MAX)),
+        (Kind::Invalid, "delay_ms", |task| (task.delay_ms, task.run_at_ms) = (Some(1), Some(1))),
+        (Kind::Invalid, "expires_ms", |task| task.expires_ms = Some(u64::MAX)),
+        (Kind::Invalid, "attach_ttl_ms", |task| task.attach_ttl_ms = Some(1)),
+        (Kind::TooLarge, "unique_key", |task| task.unique_key = "u".repeat(257)),
+        (Kind::Invalid, "unique_ms", |task| {
+            (task.unique_key, task.unique_ms) = ("u".into(), Some(u64::MAX));
+        }),
         (Kind::Invalid, "max_duration_ms", |task| task.max_duration_ms = Some(0)),
         (Kind::TooLarge, "payload", |task| task.payload = vec![0; 10 * 1024 * 1024].into()),
     ];

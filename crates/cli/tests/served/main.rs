@@ -13,6 +13,7 @@ mod crowds;
 mod docs;
 mod gate;
 mod input;
+mod life;
 mod outages;
 mod rest;
 mod seats;

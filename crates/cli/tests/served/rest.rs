@@ -157,7 +157,8 @@ fn a_task_is_submitted_run_and_looked_at() {
     let ended = server.get(&path).json();
     assert_eq!((&ended["result"], &ended["attempt"]), (&json!(r#"{"b":1,"a":[2.50]}"#), &json!(1)));
     assert_eq!(server.get(&format!("{path}/result")).body, br#"{"b":1,"a":[2.50]}"#);
-    assert_eq!(server.get(&format!("{path}/payload")).error().0, 404);
+    assert_eq!(server.get(&format!("{path}/payload")).body, payload.body);
+    assert_eq!((&ended["tries"][0]["end"], &ended["tries"][0]["seat"]), (&json!("succeeded"), &json!("w1")));
     // The same for programs on the command line.
     assert_eq!(server.cli(&["get", "--json", id]).json(), ended);
     let queue = server.get("/v1/queues/render").json();
@@ -221,7 +222,13 @@ fn bad_requests_say_which_field_and_change_nothing() {
     wrong(r#"{"tasks":[{"weight":0}]}"#, invalid("tasks[0].weight"));
     wrong(r#"{"tasks":[{"priority":10}]}"#, invalid("tasks[0].priority"));
     wrong(r#"{"tasks":[{"priority":-1}]}"#, invalid("tasks[0].priority"));
-    wrong(r#"{"tasks":[{"max_attempts":0}]}"#, invalid("tasks[0].max_attempts"));
+    wrong(r#"{"tasks":[{"max_attempts":1}]}"#, invalid("tasks[0].max_attempts"));
+    wrong(r#"{"tasks":[{"retry":{"max_attempts":0}}]}"#, invalid("tasks[0].retry.max_attempts"));
+    wrong(r#"{"tasks":[{"retry":{"max_lost":1}}]}"#, invalid("tasks[0].retry.max_lost"));
+    wrong(r#"{"tasks":[{"retry":{"factor":0.5}}]}"#, invalid("tasks[0].retry.factor"));
+    wrong(r#"{"tasks":[{"delay_ms":1,"run_at_ms":1}]}"#, invalid("tasks[0].delay_ms"));
+    wrong(r#"{"tasks":[{"run_at_ms":"tomorrow"}]}"#, invalid("tasks[0].run_at_ms"));
+    wrong(r#"{"tasks":[{"unique_ms":1}]}"#, invalid("tasks[0].unique_ms"));
     wrong(r#"{"tasks":[{"max_duration_ms":1.5}]}"#, invalid("tasks[0].max_duration_ms"));
     wrong(r#"{"tasks":[{"key":"a\u0000b"}]}"#, invalid("tasks[0].key"));
     wrong(r#"{"tasks":[{"payload":1,"text":"1"}]}"#, invalid("tasks[0].payload"));
@@ -265,7 +272,25 @@ fn bad_requests_say_which_field_and_change_nothing() {
     assert_eq!(server.get("/v1/tasks/7-1").error().0, 404);
     assert_eq!(server.get("/v1/tasks/x").error(), invalid("id"));
     assert_eq!(server.get("/v1/tasks?limit=0").error(), invalid("limit"));
-    assert_eq!(server.get("/v1/tasks?state=failed").error(), invalid("state"));
+    assert_eq!(server.get("/v1/tasks?state=over").error(), invalid("state"));
+    assert_eq!(server.get("/v1/tasks?accepted_from_ms=x").error(), invalid("accepted_from_ms"));
+    for what in ["cancel", "replay"] {
+        let many = |body: &str| server.ask("POST", &format!("/v1/tasks/{what}"), JSON, body).error();
+        assert_eq!(many("{}"), invalid("queue"));
+        assert_eq!(many(r#"{"key":"a","limit":0}"#), invalid("limit"));
+        assert_eq!(many(r#"{"key":"a","cursor":"0-1"}"#), invalid("cursor"));
+        assert_eq!(many(r#"{"key":"a","kee":"b"}"#), invalid("kee"));
+        let form = server.ask("POST", &format!("/v1/tasks/{what}"), "", r#"{"key":"a"}"#);
+        assert_eq!(form.error(), invalid("content-type"));
+    }
+    for path in ["/v1/queues/q/pause", "/v1/queues/q/resume", "/v1/tasks/0-1/replay"] {
+        assert_eq!(server.ask("POST", path, page, "").error(), invalid("origin"));
+    }
+    let set = |body: &str| server.ask("PUT", "/v1/queues/q", JSON, body).error();
+    assert_eq!(set(r#"{}"#).1, "invalid");
+    assert_eq!(set(r#"{"settings":{"retention_ms":-1}}"#), invalid("settings.retention_ms"));
+    assert_eq!(set(r#"{"settings":{"retry":{"max_lost":256}}}"#), invalid("settings.retry.max_lost"));
+    assert_eq!(set(r#"{"settings":{},"version":7}"#), (409, "conflict".into(), "version".into()));
     assert_eq!(server.get("/v1/tasks?cursor=x").error(), invalid("cursor"));
     assert_eq!(server.get("/v1/nothing").error().0, 404);
     assert_eq!(server.get("/").error().0, 404);
@@ -402,8 +427,11 @@ fn a_task_whose_worker_dies_is_seen_to_wait_again() {
     worker.kill();
     let again = events.next().unwrap();
     let task = &again.data["task"];
-    assert_eq!((again.name.as_str(), &task["attempt"]), ("queued", &json!(2)));
+    assert_eq!((again.name.as_str(), &task["attempt"]), ("scheduled", &json!(2)));
     assert_eq!(task["error"], "its worker was lost");
+    let due = events.next().unwrap();
+    assert_eq!((due.name.as_str(), &due.data["task"]["state"]), ("queued", &json!("queued")));
+    assert!(due.data["at_ms"].as_u64() >= task["due_ms"].as_u64());
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn a_seat_in_use_on_this_machine_is_refused_and_its_holder_goes_on() {
 #[test]
 fn a_dead_workers_seat_is_taken_over_without_a_wait() {
     let server = Server::start(LONG);
+    crate::chaos::never_give_up(&server);
     let api = server.api();
     let go = Signpost::new(&server);
     let id = api.submit(&format!("daemon {}", go.until()));
@@ -86,6 +87,7 @@ fn another_machine_gets_the_seat_of_a_worker_that_is_surely_dead() {
 #[test]
 fn a_worker_that_was_stopped_for_long_joins_again() {
     let server = Server::start(Times { lost_after: "2s", absence: "30s" });
+    crate::chaos::never_give_up(&server);
     let mut one = server.worker("one", 1);
     let api = server.api();
     let go = Signpost::new(&server);

@@ -575,8 +575,8 @@ impl Api {
 
 pub(crate) fn is_over(task: &Task) -> bool {
     match task.state() {
-        TaskState::Succeeded | TaskState::Failed | TaskState::Canceled => true,
-        TaskState::Queued | TaskState::Running | TaskState::Unspecified => false,
+        TaskState::Succeeded | TaskState::Failed | TaskState::Canceled | TaskState::Expired => true,
+        TaskState::Queued | TaskState::Scheduled | TaskState::Running | TaskState::Unspecified => false,
     }
 }
 

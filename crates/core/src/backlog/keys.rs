@@ -36,6 +36,10 @@ pub(crate) struct KeyState {
     pub(crate) chained: u32,
     /// Rows in the lane: waiting and running.
     pub(crate) rows: u32,
+    /// Charges of rows that were parked, to be given back when no row waits any more.
+    pub(crate) refund: VTime,
+    /// It may not run: its rows are parked when they are met.
+    pub(crate) paused: bool,
     /// It has its one entry among the lane's alarms.
     pub(crate) alarmed: bool,
     /// Its record changed since the last commit.
@@ -81,6 +85,8 @@ impl Keys {
             chain: 0,
             chained: 0,
             rows: 0,
+            refund: VTime::ZERO,
+            paused: false,
             alarmed: false,
             dirty: false,
             live: true,

@@ -89,21 +89,21 @@ impl Lane {
 
     /// The lowest waiting row starts to run, and V moves.
     pub(crate) fn start_first(&mut self) -> Option<(Level, Entry)> {
-        let (level, entry) = self.window.start_first(self.ends)?;
-        self.places.served(entry.key, level.pass(), entry.charge, chained(level, entry.task));
+        let (level, entry) = self.window.start_first(|entry| entry.task, self.ends)?;
+        self.places.served(entry.key, level.pass(), entry.charge);
         Some((level, entry))
     }
 
     /// A dispatch that never started.
     pub(crate) fn give_back(&mut self, level: Level, entry: Entry) {
-        self.places.unserved(entry.key, chained(level, entry.task));
+        self.places.unserved(entry.key, entry.charge.chained);
         self.window.give_back(level, entry);
     }
 
     /// A running row left the lane: its run ended, or it is set aside.
-    pub(crate) fn settle(&mut self, level: Level, task: TaskId, key: KeyIx) {
+    pub(crate) fn settle(&mut self, level: Level, charge: Charge, key: KeyIx) {
         self.window.leave(level);
-        self.places.settled(key, chained(level, task));
+        self.places.settled(key, charge.chained);
         self.ends += 1;
         self.advance();
     }
@@ -115,16 +115,23 @@ impl Lane {
     }
 
     /// A waiting row left the lane without being served.
-    pub(crate) fn withdraw(&mut self, level: Level, task: TaskId, key: KeyIx) {
+    pub(crate) fn withdraw(&mut self, level: Level, charge: Charge, key: KeyIx) {
         self.window.leave(level);
-        self.places.withdrawn(key, chained(level, task));
+        self.places.withdrawn(key, charge.chained);
+        self.advance();
+    }
+
+    /// A waiting row left the lane because its key may not run.
+    pub(crate) fn park(&mut self, level: Level, charge: Charge, key: KeyIx) {
+        self.window.leave(level);
+        self.places.parked(key, charge);
         self.advance();
     }
 
     /// A worker runs this row since before the restart.
     pub(crate) fn adopt(&mut self, level: Level, task: TaskId, key: KeyIx, charge: Charge) {
         self.window.adopt(level, Running { task, ends_before: self.ends });
-        self.places.adopted(key, level.pass(), charge, chained(level, task));
+        self.places.adopted(key, level.pass(), charge);
     }
 
     /// Forgets keys whose time has passed, a bounded number of them.
@@ -166,25 +173,11 @@ impl Lane {
                 let (id, level) = (self.id, row.level);
                 return Err(format!("lane {id}: row {level} names key {:?}, which has no rows", row.key));
             };
-            known.push((
-                row.level,
-                Entry {
-                    task: row.task,
-                    key,
-                    charge: row.charge,
-                    attempt: row.attempt,
-                    max_attempts: row.max_attempts,
-                },
-            ));
+            known.push((row.level, Entry::of(&row, key)));
         }
         self.window.read_returned(known, last, end, durable_seq);
         self.read_failures = 0;
         self.advance();
         Ok(())
     }
-}
-
-/// Whether a row stands where its task was first placed, in the chain of its key.
-fn chained(level: Level, task: TaskId) -> bool {
-    level.seq() == task.0
 }

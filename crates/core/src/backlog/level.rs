@@ -26,6 +26,16 @@ impl Level {
         Level(pass.0 << SEQ_BITS | u128::from(seq & Level::LAST_SEQ))
     }
 
+    /// A level that stands for a number instead of a virtual time.
+    pub(crate) fn numbered(number: u64, seq: u64) -> Level {
+        Level(u128::from(number) << SEQ_BITS | u128::from(seq & Level::LAST_SEQ))
+    }
+
+    /// The number that it stands for.
+    pub(crate) fn number(self) -> u64 {
+        (self.0 >> SEQ_BITS) as u64
+    }
+
     /// When it is served, in virtual time.
     pub fn pass(self) -> Pass {
         Pass(self.0 >> SEQ_BITS)

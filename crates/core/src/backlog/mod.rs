@@ -2,8 +2,8 @@
 //!
 //! Read in this order: [`vtime`] (the numbers), [`level`] (a place), [`places`] (who gets which place),
 //! [`window`] (what memory knows of a lane), [`lane`] (both together), [`turns`] (choosing among lanes
-//! and queues). Parking, for keys that may not run for reasons of their own, belongs beside `window`:
-//! a parked key's rows leave the lane by [`lane::Lane::withdraw`] and return by `places::place_again`.
+//! and queues). [`shelf`] is for rows that stand in another order beside the lanes: timers, and those of keys that
+//! may not run.
 
 mod keys;
 pub(crate) mod lane;
@@ -11,6 +11,7 @@ mod level;
 mod places;
 #[cfg(test)]
 mod plan_one;
+mod shelf;
 pub(crate) mod turns;
 mod vtime;
 mod window;
@@ -19,6 +20,7 @@ pub(crate) use keys::{KeyIx, KeyState};
 pub(crate) use lane::Lane;
 pub use level::Level;
 pub use places::Charge;
+pub(crate) use shelf::Shelf;
 pub(crate) use turns::Turns;
 pub use vtime::{Cost, Pass, VTime, Weight};
 pub(crate) use window::Entry;

@@ -31,6 +31,9 @@ pub struct Charge {
     pub cost: Cost,
     /// The weight its key had when it was placed.
     pub weight: Weight,
+    /// It stands in its key's chain: the key's next task begins where this charge ends. A task that is tried
+    /// again does not.
+    pub chained: bool,
 }
 
 impl Charge {
@@ -73,6 +76,7 @@ impl Places {
         state.waiting = record.rows;
         state.chain = record.chained;
         state.chained = record.chained;
+        state.refund = record.refund;
         self.rows += u64::from(record.rows);
         self.top = self.top.max(state.finish);
         if record.rows > 0 {
@@ -144,7 +148,7 @@ impl Places {
         let state = self.keys.get(ix);
         // While a key keeps waiting F is above V and A, so its tasks form a chain.
         let start = state.finish.max(self.newcomer(ack));
-        let charge = Charge { cost, weight: state.weight };
+        let charge = Charge { cost, weight: state.weight, chained: true };
         let state = self.keys.get_mut(ix);
         state.finish = start + charge.span();
         state.chain += 1;
@@ -195,21 +199,20 @@ impl Places {
         self.touch(ix);
     }
 
-    /// A task is dispatched: V moves. `chained` says that the row stands in its key's chain, so that the
-    /// key's next row begins where this one's charge ends.
-    pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+    /// A task is dispatched: V moves.
+    pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
         let weights = self.waiting_weights;
-        self.no_longer_waits(ix, pass, charge, chained);
+        self.no_longer_waits(ix, pass, charge);
         let grown = self.vtime + VTime::share(charge.cost, weights);
         let grown = if self.canary.is(Bug::TimeHeldByNewKeys) { self.vtime } else { self.up_to_alarm(grown) };
         self.vtime = self.vtime.max(pass.time()).max(grown);
         self.when_nothing_waits();
     }
 
-    fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
+    fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
         let state = self.keys.get_mut(ix);
         state.waiting = state.waiting.saturating_sub(1);
-        if chained {
+        if charge.chained {
             // The next one of the chain begins where this one's charge ends.
             state.chain = state.chain.saturating_sub(1);
             if state.chain > 0 {
@@ -254,6 +257,9 @@ impl Places {
     pub(crate) fn withdrawn(&mut self, ix: KeyIx, chained: bool) {
         let state = self.keys.get_mut(ix);
         state.waiting = state.waiting.saturating_sub(1);
+        if state.waiting == 0 {
+            state.finish = state.finish - std::mem::take(&mut state.refund);
+        }
         if chained {
             state.chain = state.chain.saturating_sub(1);
             state.due = state.due.max(state.finish - VTime::TICK);
@@ -265,9 +271,28 @@ impl Places {
         self.settled(ix, chained);
     }
 
+    /// A waiting row left the lane because its key may not run. What it was charged is given back when no row
+    /// waits any more: the key then stands where the last of its tasks that ran has left it.
+    pub(crate) fn parked(&mut self, ix: KeyIx, charge: Charge) {
+        let state = self.keys.get_mut(ix);
+        state.refund += charge.span();
+        self.withdrawn(ix, charge.chained);
+    }
+
+    /// Whether a key may run. If it may again before all its rows have left, nothing is given back: the others
+    /// stand where they stood.
+    pub(crate) fn set_paused(&mut self, ix: KeyIx, paused: bool) {
+        let state = self.keys.get_mut(ix);
+        state.paused = paused;
+        if !paused {
+            state.refund = VTime::ZERO;
+        }
+        self.touch(ix);
+    }
+
     /// After a restart: a row counted as waiting is running. Its dispatch was not saved.
-    pub(crate) fn adopted(&mut self, ix: KeyIx, pass: Pass, charge: Charge, chained: bool) {
-        self.no_longer_waits(ix, pass, charge, chained);
+    pub(crate) fn adopted(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
+        self.no_longer_waits(ix, pass, charge);
         self.raise_vtime(pass);
         self.when_nothing_waits();
     }
@@ -382,6 +407,7 @@ impl Places {
                     due: state.due,
                     rows: state.rows,
                     chained: state.chained,
+                    refund: state.refund,
                     weight: state.asked,
                 };
                 each(&state.key, Some(record));

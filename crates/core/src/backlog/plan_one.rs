@@ -96,8 +96,16 @@ fn give(window: &mut Window, asked: &mut Option<(Level, usize)>, seen: &mut Seen
 }
 
 fn entry(level: Level) -> Entry {
-    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE };
-    Entry { task: TaskId(level.seq()), key: KeyIx::default(), charge, attempt: 1, max_attempts: 1 }
+    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true };
+    Entry {
+        task: TaskId(level.seq()),
+        key: KeyIx::default(),
+        charge,
+        attempt: 1,
+        max_attempts: 1,
+        lost: 0,
+        terms: None,
+    }
 }
 
 proptest! {
@@ -132,7 +140,7 @@ proptest! {
                         look(&store, asked, &mut seen);
                         give(&mut window, &mut asked, &mut seen);
                     }
-                    let started = window.start_first(0).map(|(level, _)| level);
+                    let started = window.start_first(|entry| entry.task, 0).map(|(level, _)| level);
                     prop_assert_eq!(started, plan.start(&store));
                     running.extend(started);
                 }

@@ -17,13 +17,15 @@
 //! - A stays below every row that is known, being written, or dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::keys::KeyIx;
 use super::level::Level;
 use super::places::Charge;
 use crate::canary::{Bug, Canary};
 use crate::change::Row;
-use crate::names::{LoadId, TaskId};
+use crate::life::Terms;
+use crate::names::{LoadId, Millis, TaskId};
 
 /// A waiting row in memory.
 #[derive(Clone, Debug)]
@@ -33,6 +35,21 @@ pub(crate) struct Entry {
     pub(crate) charge: Charge,
     pub(crate) attempt: u16,
     pub(crate) max_attempts: u16,
+    pub(crate) lost: u8,
+    pub(crate) terms: Option<Arc<Terms>>,
+}
+
+impl Entry {
+    /// It is too late to start it then.
+    pub(crate) fn expires_by(&self, now: Millis) -> bool {
+        self.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= now)
+    }
+
+    /// A row, whose key stands here.
+    pub(crate) fn of(row: &Row, key: KeyIx) -> Entry {
+        let Row { task, charge, attempt, max_attempts, lost, .. } = *row;
+        Entry { task, key, charge, attempt, max_attempts, lost, terms: row.terms.clone() }
+    }
 }
 
 /// A running row in memory.
@@ -45,38 +62,38 @@ pub(crate) struct Running {
 
 /// A read that is under way.
 #[derive(Clone, Debug)]
-struct Reading {
+struct Reading<E> {
     load: LoadId,
     /// It reads above this level: R when it was asked for.
     start: Level,
     /// Rows above the start that left the lane since.
     gone: BTreeSet<Level>,
     /// Rows written above the start since.
-    held: BTreeMap<Level, Entry>,
+    held: BTreeMap<Level, E>,
     /// The lowest held row that had to be dropped: the read counts only up to below it.
     cut: Option<Level>,
 }
 
 /// What memory knows of a lane.
 #[derive(Clone, Debug)]
-pub(crate) struct Window {
+pub(crate) struct Window<E = Entry> {
     ack: Level,
     read: Level,
     max: Level,
     end: bool,
-    waiting: BTreeMap<Level, Entry>,
+    waiting: BTreeMap<Level, E>,
     running: BTreeMap<Level, Running>,
     /// The highest level that ever settled: A never needs to pass it.
     settled: Level,
-    reading: Option<Reading>,
+    reading: Option<Reading<E>>,
     bound: usize,
     canary: Canary,
 }
 
-impl Window {
+impl<E> Window<E> {
     /// The window of a lane as it was saved. M is written in the same commit as the rows, so a lane
     /// whose M is not above A is known to be empty without a read.
-    pub(crate) fn restore(ack: Level, max: Level, bound: usize, canary: Canary) -> Window {
+    pub(crate) fn restore(ack: Level, max: Level, bound: usize, canary: Canary) -> Window<E> {
         Window {
             ack,
             read: ack,
@@ -103,7 +120,7 @@ impl Window {
         self.max
     }
 
-    pub(crate) fn waiting(&self) -> &BTreeMap<Level, Entry> {
+    pub(crate) fn waiting(&self) -> &BTreeMap<Level, E> {
         &self.waiting
     }
 
@@ -130,7 +147,7 @@ impl Window {
     }
 
     /// A durable row joins the window, waits for the pending read, or is left to a later one.
-    pub(crate) fn merge(&mut self, level: Level, entry: Entry) {
+    pub(crate) fn merge(&mut self, level: Level, entry: E) {
         if let Some(reading) = &mut self.reading
             && level > reading.start
         {
@@ -155,14 +172,18 @@ impl Window {
     }
 
     /// The lowest waiting row starts to run.
-    pub(crate) fn start_first(&mut self, ends_before: u64) -> Option<(Level, Entry)> {
+    pub(crate) fn start_first(
+        &mut self,
+        task: impl FnOnce(&E) -> TaskId,
+        ends_before: u64,
+    ) -> Option<(Level, E)> {
         let (level, entry) = self.waiting.pop_first()?;
-        self.running.insert(level, Running { task: entry.task, ends_before });
+        self.running.insert(level, Running { task: task(&entry), ends_before });
         Some((level, entry))
     }
 
     /// A row that was running waits again.
-    pub(crate) fn give_back(&mut self, level: Level, entry: Entry) {
+    pub(crate) fn give_back(&mut self, level: Level, entry: E) {
         self.running.remove(&level);
         self.merge(level, entry);
     }
@@ -174,7 +195,7 @@ impl Window {
     }
 
     /// A row left the lane: it ended, moved, or was set aside. It may never have been in the window.
-    pub(crate) fn leave(&mut self, level: Level) -> Option<Entry> {
+    pub(crate) fn leave(&mut self, level: Level) -> Option<E> {
         // A row runs or waits, never both; most rows that leave were running.
         let ran = self.running.remove(&level).is_some();
         let mut entry = if ran { None } else { self.waiting.remove(&level) };
@@ -258,13 +279,7 @@ impl Window {
 
     /// A read returned rows above its start, in order, up to `last`. `durable_seq` is the highest seq known to be
     /// durable: rows above it are seen before their commit is acknowledged, and join when it is.
-    pub(crate) fn read_returned(
-        &mut self,
-        rows: Vec<(Level, Entry)>,
-        last: Level,
-        end: bool,
-        durable_seq: u64,
-    ) {
+    pub(crate) fn read_returned(&mut self, rows: Vec<(Level, E)>, last: Level, end: bool, durable_seq: u64) {
         let Some(reading) = self.reading.take() else { return };
         self.read = self.read.max(last);
         if end {

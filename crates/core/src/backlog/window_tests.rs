@@ -22,8 +22,16 @@ fn show(level: Level) -> String {
 }
 
 fn entry(n: u64) -> Entry {
-    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE };
-    Entry { task: TaskId(n), key: KeyIx::default(), charge, attempt: 1, max_attempts: 1 }
+    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true };
+    Entry {
+        task: TaskId(n),
+        key: KeyIx::default(),
+        charge,
+        attempt: 1,
+        max_attempts: 1,
+        lost: 0,
+        terms: None,
+    }
 }
 
 /// Plays a script: `window A M bound`, `ask`, `return LEVELS [end]`, `fail`, `write LEVELS` (chosen, being
@@ -63,7 +71,9 @@ fn check(script: &str, expected: Expect) {
                 }
             }
             "start" => {
-                let started = window.start_first(0).map_or("nothing".into(), |(level, _)| show(level));
+                let started = window
+                    .start_first(|entry| entry.task, 0)
+                    .map_or("nothing".into(), |(level, _)| show(level));
                 note = format!(" starts {started}");
             }
             "settle" => numbers.iter().for_each(|&n| {

@@ -3,7 +3,7 @@
 
 use super::health::Thresholds;
 use crate::backlog::Weight;
-use crate::life::End;
+use crate::life::{End, Ending};
 use crate::messages::{self, Run};
 use crate::names::{Epoch, Fence, Life, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId};
 use crate::refusal::Refusal;
@@ -53,6 +53,8 @@ pub enum Input {
         session: SessionId,
         /// What it says.
         hello: Hello,
+        /// What the runs left behind that it says have ended, in order; nothing where this is shorter.
+        endings: Vec<Ending>,
     },
     /// A worker is alive.
     Beat {
@@ -80,6 +82,8 @@ pub enum Input {
         attempt: u16,
         /// How it ended.
         end: End,
+        /// What it left behind.
+        ending: Ending,
     },
     /// A worker did not start a run, and never will.
     Refused {

@@ -24,7 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::{self, Bounds};
 use crate::canary::{Bug, Canary};
-use crate::change::{MemberRecord, Metadata};
+use crate::change::{self, MemberRecord, Metadata};
+use crate::life::Ending;
 use crate::messages as shard_messages;
 use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId};
 use crate::refusal::{Kind, Refusal};
@@ -42,11 +43,18 @@ pub struct Settings {
     pub thresholds: Thresholds,
     /// How long workers may go on without a server that stopped in good order, in milliseconds.
     pub absence_ms: u64,
+    /// What counts for queues for which nobody has chosen settings.
+    pub queue: change::Settings,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { bounds: Bounds::default(), thresholds: Thresholds::default(), absence_ms: 5 * 60 * 1000 }
+        Settings {
+            bounds: Bounds::default(),
+            thresholds: Thresholds::default(),
+            absence_ms: 5 * 60 * 1000,
+            queue: change::Settings::default(),
+        }
     }
 }
 
@@ -119,7 +127,8 @@ impl Owner {
         let saved = std::mem::take(&mut metadata.members);
         let (stopped, store) = (metadata.stopped, metadata.store);
         let shard =
-            Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?;
+            Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?
+                .with_defaults(settings.queue.clone());
         let mut owner = Owner {
             shard,
             settings,
@@ -166,12 +175,13 @@ impl Owner {
         self.now = self.now.max(now);
         match input {
             Input::Shard(input) => self.feed(input, effects),
-            Input::Hello { session, hello } => self.on_hello(session, hello, effects),
+            Input::Hello { session, hello, endings } => self.on_hello(session, hello, endings, effects),
             Input::Beat { session, beat } => self.on_beat(session, beat, effects),
             Input::Offer { session, slots } => self.on_offer(session, slots, effects),
-            Input::Ended { session, task, fence, attempt, end } => {
+            Input::Ended { session, task, fence, attempt, end, ending } => {
                 if let Some(worker) = self.worker_of(session) {
-                    self.feed(shard_messages::Input::Ended { worker, task, fence, attempt, end }, effects);
+                    let ended = shard_messages::Input::Ended { worker, task, fence, attempt, end, ending };
+                    self.feed(ended, effects);
                 }
             }
             Input::Refused { session, task, fence } => {
@@ -268,7 +278,13 @@ impl Owner {
 
     // --- sessions ---
 
-    fn on_hello(&mut self, session: SessionId, hello: Hello, effects: &mut Vec<Effect>) {
+    fn on_hello(
+        &mut self,
+        session: SessionId,
+        hello: Hello,
+        endings: Vec<Ending>,
+        effects: &mut Vec<Effect>,
+    ) {
         if let Err((refusal, then)) = self.may_enter(&hello) {
             effects.push(Effect::Refuse { session, refusal, then });
             return;
@@ -296,7 +312,7 @@ impl Owner {
             self.take_in(session, &hello);
             effects.push(Effect::Note(Note::Joined { seat: seat.clone(), life: hello.life }));
         }
-        self.report(&seat, hello, effects);
+        self.report(&seat, hello, endings, effects);
         self.save_before_welcome(&seat, effects);
         self.look_at_gate(effects);
     }
@@ -365,13 +381,15 @@ impl Owner {
     }
 
     /// What a worker runs and what ended there. What it does not name, it never started.
-    fn report(&mut self, seat: &Seat, hello: Hello, effects: &mut Vec<Effect>) {
+    fn report(&mut self, seat: &Seat, hello: Hello, endings: Vec<Ending>, effects: &mut Vec<Effect>) {
         let Some(worker) = self.members.get(seat).map(|member| member.worker) else { return };
         let named = hello.running.iter().chain(hello.ended.iter().map(|(run, _)| run));
         let named: BTreeSet<(TaskId, Fence)> = named.map(|run| (run.task, run.fence)).collect();
         let runs = self.shard.runs_of(worker).map(|run| (run.task, run.fence));
         let denied: Vec<(TaskId, Fence)> = runs.filter(|run| !named.contains(run)).collect();
         let Hello { running, ended, .. } = hello;
+        let endings = endings.into_iter().chain(std::iter::repeat_with(Ending::default));
+        let ended = ended.into_iter().zip(endings).map(|((run, end), ending)| (run, end, ending)).collect();
         let from = effects.len();
         self.feed(shard_messages::Input::Report { worker, running, ended }, effects);
         // It hears nothing before its welcome, so what it is to stop is kept until then.
@@ -698,7 +716,10 @@ impl Owner {
                 }
                 other @ (shard_messages::Effect::Save { .. }
                 | shard_messages::Effect::Load { .. }
+                | shard_messages::Effect::LoadTimers { .. }
+                | shard_messages::Effect::LoadParked { .. }
                 | shard_messages::Effect::LoadTask { .. }
+                | shard_messages::Effect::Due { .. }
                 | shard_messages::Effect::Start { .. }
                 | shard_messages::Effect::Stop { .. }
                 | shard_messages::Effect::Acknowledge { .. }

@@ -1,14 +1,16 @@
 //! An owner, its store and its workers as a script: who says what when, and what the owner answers.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one effect among many")]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 use super::*;
 use crate::backlog::{Level, Weight};
-use crate::change::{Change, KeyRecord, LaneRecord, QueueRecord, RequestRecord, Row, Task};
+use crate::change::{
+    Change, KeyRecord, LaneRecord, Place, QueueRecord, RequestRecord, Row, ShelfRecord, Task,
+};
 use crate::check;
-use crate::life::{End, Outcome};
+use crate::life::{Backoff, End, Outcome};
 use crate::messages::{NewTask, Run};
 use crate::names::{CommitId, Key, LaneId, QueueId, RequestId, RequestKey};
 
@@ -26,6 +28,8 @@ struct Tables {
     requests: BTreeMap<RequestKey, RequestRecord>,
     stopped: bool,
     store: Option<StoreId>,
+    timers: ShelfRecord,
+    canceling: BTreeSet<TaskId>,
 }
 
 impl Tables {
@@ -41,6 +45,10 @@ impl Tables {
             stopped: self.stopped,
             requests: self.requests.clone().into_iter().collect(),
             store: self.store,
+            timers: self.timers,
+            canceling: self.canceling.iter().copied().collect(),
+            parked: Vec::new(),
+            settings: Vec::new(),
         }
     }
 
@@ -50,17 +58,22 @@ impl Tables {
                 self.rows.extend(task.row().map(|row| ((task.lane, row.level), row)));
                 self.tasks.insert(task.id, task);
             }
-            Change::Requeued { task, lane, from, row } => {
-                self.rows.retain(|at, _| Some(*at) != from.map(|level| (lane, level)));
-                if let Some(record) = self.tasks.get_mut(&task) {
-                    (record.level, record.attempt) = (Some(row.level), row.attempt);
+            Change::Moved { lane, from: Place::Lane(from), to, row, .. } => {
+                self.rows.remove(&(lane, from));
+                if let Some(record) = self.tasks.get_mut(&row.task) {
+                    (record.place, record.attempt) = (to, row.attempt);
                 }
                 self.rows.insert((lane, row.level), row);
             }
-            Change::Finished { task, lane, level, .. } => {
-                self.rows.retain(|at, _| Some(*at) != level.map(|level| (lane, level)));
+            Change::Finished { task, lane, from, .. } => {
+                self.rows.retain(|at, _| Some(*at) != from.level().map(|level| (lane, level)));
                 self.tasks.remove(&task);
+                self.canceling.remove(&task);
             }
+            Change::Canceling { task } => {
+                self.canceling.insert(task);
+            }
+            Change::Timers { record } => self.timers = record,
             Change::Key { lane, key, record: Some(record) } => {
                 self.keys.insert((lane, key), record);
             }
@@ -85,7 +98,15 @@ impl Tables {
             Change::Request { key, record } => {
                 self.requests.extend(record.map(|record| (key, record)));
             }
-            Change::SetAside { .. } | Change::Override { .. } => unreachable!("no script makes it happen"),
+            Change::Moved { .. }
+            | Change::Override { .. }
+            | Change::Forgotten { .. }
+            | Change::Replayed { .. }
+            | Change::Timed(_)
+            | Change::Unparked { .. }
+            | Change::Parked { .. }
+            | Change::Untimed { .. }
+            | Change::Settings { .. } => unreachable!("no script makes it happen"),
         }
     }
 }
@@ -102,9 +123,18 @@ struct Server {
 
 const LOST: u64 = 60_000;
 
+/// Nothing waits for a time here: what fails is tried again at once, and ends are not remembered.
+fn plain() -> Settings {
+    let backoff = Backoff { first_ms: 0, ..Backoff::default() };
+    Settings {
+        queue: change::Settings { backoff, retention_ms: 0, ..change::Settings::default() },
+        ..Settings::default()
+    }
+}
+
 impl Server {
     fn start() -> Server {
-        Server::take(Tables::default(), Settings::default(), 0)
+        Server::take(Tables::default(), plain(), 0)
     }
 
     fn take(mut tables: Tables, settings: Settings, now: u64) -> Server {
@@ -258,7 +288,7 @@ impl Session {
         let number = u64::from(self.hello.seat.as_str().as_bytes()[1]);
         self.id = SessionId(1_000_000 * server.tables.epoch + 1_000 * number + self.hello.session);
         self.beats = 0;
-        server.tell(Input::Hello { session: self.id, hello: self.hello.clone() })
+        server.tell(Input::Hello { session: self.id, hello: self.hello.clone(), endings: Vec::new() })
     }
 
     fn beat(&mut self, server: &mut Server) -> Vec<Effect> {
@@ -278,7 +308,8 @@ impl Session {
 
     fn ended(&self, server: &mut Server, run: &Run, end: End) -> Vec<Effect> {
         let Run { task, fence, attempt, .. } = *run;
-        server.tell(Input::Ended { session: self.id, task, fence, attempt, end })
+        let ending = Ending::default();
+        server.tell(Input::Ended { session: self.id, task, fence, attempt, end, ending })
     }
 
     fn later_life(&self) -> Session {
@@ -318,7 +349,7 @@ fn lost(effects: &[Effect]) -> Vec<&'static str> {
 
 fn finished(effects: &[Effect]) -> Vec<Outcome> {
     let finished = |effect: &Effect| match effect {
-        Effect::Shard(shard_messages::Effect::Finished { outcome, .. }) => Some(*outcome),
+        Effect::Shard(shard_messages::Effect::Finished { end, .. }) => Some(end.outcome),
         _ => None,
     };
     effects.iter().filter_map(finished).collect()
@@ -525,7 +556,7 @@ fn a_worker_that_lives_by_a_higher_value_is_waited_for() {
 #[test]
 fn a_higher_value_is_saved_before_a_worker_may_live_by_it() {
     let low = Thresholds { heartbeat_ms: 500, unhealthy_after_ms: 1_000, lost_after_ms: 3_000 };
-    let settings = Settings { thresholds: low, ..Settings::default() };
+    let settings = Settings { thresholds: low, ..plain() };
     let mut server = Server::take(Tables::default(), settings, 0);
     let mut w1 = worker("w1");
     w1.join(&mut server);

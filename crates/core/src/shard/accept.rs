@@ -1,11 +1,14 @@
 //! Taking tasks in: validation, places, and the change that makes them durable.
 
-use super::{Shard, Timer};
-use crate::backlog::{Entry, Level, VTime, Weight};
+use std::sync::Arc;
+
+use super::{Alarm, Shard};
+use crate::backlog::{Charge, Entry, Level, VTime, Weight};
 use crate::bounds;
-use crate::change::{Change, RequestRecord, Task};
-use crate::messages::{Answer, Effect, NewTask, Work};
-use crate::names::{Key, LaneId, QueueName, RequestId, RequestKey, TaskId};
+use crate::change::{Change, Place, RequestIds, RequestRecord, Task, Timed};
+use crate::life::Terms;
+use crate::messages::{Answer, Effect, NewTask, Start, Work};
+use crate::names::{Key, LaneId, Millis, QueueId, QueueName, RequestId, RequestKey, TaskId};
 use crate::refusal::Refusal;
 
 impl Shard {
@@ -17,18 +20,19 @@ impl Shard {
         once: Option<RequestKey>,
         effects: &mut Vec<Effect>,
     ) {
-        if let Some(known) = once.and_then(|key| self.requests.get(&key)) {
+        if let Some(known) = once.and_then(|key| self.known_as(key)) {
             // It may have come while the first one's commit is on its way: that one has to be durable.
-            let before = Answer::AcceptedBefore(known.ids());
+            let before = Answer::AcceptedBefore(known.ids.to_vec());
             return self.answer_after_commit(request, before, effects);
         }
-        match self.may_accept(&queue, &tasks).and_then(|()| self.has_room_for_request(once)) {
+        match self.may_accept(&queue, &tasks).and_then(|()| self.has_room_for_names(once, &tasks)) {
             Ok(()) => {
-                let ids = self.accept(&queue, tasks);
-                if let (Some(key), Some(&first)) = (once, ids.first()) {
-                    self.remember_request(key, first, ids.len());
+                let accepted = self.accept(&queue, tasks);
+                if let Some(key) = once {
+                    let ids: Vec<TaskId> = accepted.iter().map(|(id, _)| *id).collect();
+                    self.remember_request(key, bounds::REQUEST_MS, &ids);
                 }
-                self.answer_after_commit(request, Answer::Accepted(ids), effects);
+                self.answer_after_commit(request, Answer::Accepted(accepted), effects);
             }
             Err(refusal) => effects.push(Effect::Answer { request, answer: Err(refusal) }),
         }
@@ -48,7 +52,8 @@ impl Shard {
         }
         let mut bytes = 0;
         for (n, task) in tasks.iter().enumerate() {
-            task.check(task.payload.len()).map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))?;
+            let checked = task.check(task.payload.len()).and_then(|()| self.may_start_then(task));
+            checked.map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))?;
             bytes += task.payload.len();
         }
         if bytes > bounds::PAYLOAD_BYTES_PER_ENQUEUE {
@@ -62,49 +67,85 @@ impl Shard {
         self.has_room_for_tasks(queue, tasks)
     }
 
-    fn has_room_for_request(&self, once: Option<RequestKey>) -> Result<(), Refusal> {
-        if once.is_none() || self.requests.len() < bounds::REQUESTS {
-            return Ok(());
+    /// Whether the times that a task asks for make sense now.
+    fn may_start_then(&self, task: &NewTask) -> Result<(), Refusal> {
+        if let Start::At(at) = task.start
+            && at > self.now.plus(bounds::DELAY_MS)
+        {
+            return Err(Refusal::invalid("run_at_ms", "is more than 10 years away"));
         }
-        let (most, minutes) = (bounds::REQUESTS, bounds::REQUEST_MS / 60_000);
-        Err(Refusal::limited(format!(
-            "{most} request ids are remembered, each for {minutes} minutes; send more tasks with each"
-        ))
-        .after(bounds::REQUESTS_AFTER_MS))
+        let wait_ms = self.start_of(task.start).map_or(0, |due| due.0.saturating_sub(self.now.0));
+        if task.expires_ms > 0 && wait_ms >= task.expires_ms {
+            let text = format!("{} is over before the task may start, in {wait_ms} ms", task.expires_ms);
+            return Err(Refusal::invalid("expires_ms", text));
+        }
+        Ok(())
     }
 
-    fn remember_request(&mut self, key: RequestKey, first: TaskId, tasks: usize) {
-        let record = RequestRecord { at: self.now, first, tasks: tasks as u32 };
-        self.requests.insert(key, record);
-        self.requests_by_age.push_back((self.now, key));
+    /// When a task is due, if it has to wait for a time.
+    fn start_of(&self, start: Start) -> Option<Millis> {
+        let due = match start {
+            Start::Now => self.now,
+            Start::After(ms) => self.now.plus(ms),
+            Start::At(at) => at,
+        };
+        (due > self.now).then_some(due)
+    }
+
+    fn has_room_for_names(&self, once: Option<RequestKey>, tasks: &[NewTask]) -> Result<(), Refusal> {
+        let new = |task: &&NewTask| task.unique.is_some_and(|unique| self.known_as(unique.key).is_none());
+        let unique = tasks.iter().filter(new).count();
+        // Unique keys are remembered for long: they must not take the place of request ids.
+        let keys_fit = unique == 0 || self.requests.len() + unique <= bounds::REQUESTS / 2;
+        if keys_fit && (once.is_none() || self.requests.len() + unique < bounds::REQUESTS) {
+            return Ok(());
+        }
+        let (most, what) = match keys_fit {
+            true => (bounds::REQUESTS, "request ids"),
+            false => (bounds::REQUESTS / 2, "unique keys"),
+        };
+        let text = format!("{most} {what} are remembered; send this again later, or without");
+        Err(Refusal::limited(text).after(bounds::REQUESTS_AFTER_MS))
+    }
+
+    /// What was accepted under this name, if that still counts.
+    fn known_as(&self, key: RequestKey) -> Option<&RequestRecord> {
+        self.requests.get(&key).filter(|record| record.until > self.now)
+    }
+
+    fn remember_request(&mut self, key: RequestKey, window_ms: u64, ids: &[TaskId]) {
+        let record = RequestRecord { until: self.now.plus(window_ms), ids: RequestIds::of(ids) };
+        self.requests_by_age.insert((record.until, key));
+        if let Some(old) = self.requests.insert(key, record.clone()) {
+            self.requests_by_age.remove(&(old.until, key));
+        }
         self.batch.changes.push(Change::Request { key, record: Some(record) });
         self.arm_requests();
     }
 
-    /// Sees to it that the oldest request is forgotten in time.
+    /// Sees to it that the oldest name is forgotten in time.
     pub(super) fn arm_requests(&mut self) {
-        if let Some(&(at, _)) = self.requests_by_age.front()
-            && !self.requests_armed
-        {
-            self.requests_armed = true;
-            let due = at.plus(bounds::REQUEST_MS).max(self.now.plus(bounds::REQUESTS_AFTER_MS));
-            self.arm(due, Timer::ForgetRequests);
+        let Some(&(until, _)) = self.requests_by_age.first() else { return };
+        let due = until.max(self.now.plus(bounds::REQUESTS_AFTER_MS));
+        if self.requests_armed.is_none_or(|armed| due < armed) {
+            self.requests_armed = Some(due);
+            self.arm(due, Alarm::ForgetRequests);
         }
     }
 
     pub(super) fn on_requests_timer(&mut self) {
-        self.requests_armed = false;
+        self.requests_armed = None;
         for _ in 0..bounds::REQUESTS_PER_STEP {
-            let old = self.requests_by_age.front().filter(|(at, _)| at.plus(bounds::REQUEST_MS) <= self.now);
-            let Some(&(_, key)) = old else { break };
-            self.requests_by_age.pop_front();
+            let old = self.requests_by_age.first().filter(|(until, _)| *until <= self.now);
+            let Some(&(until, key)) = old else { break };
+            self.requests_by_age.remove(&(until, key));
             self.requests.remove(&key);
             self.batch.changes.push(Change::Request { key, record: None });
         }
         self.arm_requests();
     }
 
-    fn has_room_for_queue(&self, queue: &QueueName) -> Result<(), Refusal> {
+    pub(super) fn has_room_for_queue(&self, queue: &QueueName) -> Result<(), Refusal> {
         if self.names.contains_key(queue) || self.queues.len() < bounds::QUEUES {
             return Ok(());
         }
@@ -114,7 +155,7 @@ impl Shard {
         ))
     }
 
-    fn has_room_for_tasks(&self, queue: &QueueName, tasks: &[NewTask]) -> Result<(), Refusal> {
+    pub(super) fn has_room_for_tasks(&self, queue: &QueueName, tasks: &[NewTask]) -> Result<(), Refusal> {
         self.store_keeps_up(tasks.len())?;
         if self.next_seq + tasks.len() as u64 > Level::LAST_NEW_SEQ {
             return Err(Refusal::limited("this shard has numbered all the tasks it can; move the queue"));
@@ -154,47 +195,91 @@ impl Shard {
     }
 
     /// Places the tasks and has them saved. Nothing can fail here.
-    fn accept(&mut self, name: &QueueName, tasks: Vec<NewTask>) -> Vec<TaskId> {
+    fn accept(&mut self, name: &QueueName, tasks: Vec<NewTask>) -> Vec<(TaskId, bool)> {
         let queue = self.queue_named(name);
-        let mut ids = Vec::with_capacity(tasks.len());
+        let mut accepted = Vec::with_capacity(tasks.len());
+        let mut attached = Vec::new();
         for new in tasks {
-            let over = self.queues[queue.0 as usize].overrides.get(&new.key).copied();
-            let weight = over.unwrap_or(new.weight);
-            let ix = self.lane(LaneId { queue, priority: new.priority, class: new.class });
-            let seq = self.next_seq;
-            self.next_seq += 1;
+            let (attach_ms, next) = (new.attach_ms, TaskId(self.next_seq));
+            attached.extend((attach_ms > 0).then_some((next, attach_ms)));
+            let Some(unique) = new.unique else {
+                accepted.push((self.accept_one(queue, new, None), true));
+                continue;
+            };
+            let known = self.known_as(unique.key).and_then(|record| record.ids.to_vec().first().copied());
+            if let Some(id) = known {
+                attached.pop_if(|(id, _)| *id == next);
+                accepted.push((id, false));
+                continue;
+            }
+            let id = self.accept_one(queue, new, None);
+            self.remember_request(unique.key, unique.window_ms, &[id]);
+            accepted.push((id, true));
+        }
+        // After all of them, so that their ids follow each other.
+        for (id, attach_ms) in attached {
+            self.set_timer(self.now.plus(attach_ms), id, Timed::Detach);
+        }
+        accepted
+    }
+
+    /// Places a task, in its lane or among the timers, and has it saved.
+    pub(super) fn accept_one(&mut self, queue: QueueId, new: NewTask, replay_of: Option<TaskId>) -> TaskId {
+        let over = self.queues[queue.0 as usize].overrides.get(&new.key).copied();
+        let max_attempts = new.max_attempts.unwrap_or(self.settings_of(queue).max_attempts);
+        let expires = (new.expires_ms > 0).then(|| self.now.plus(new.expires_ms));
+        let terms = Terms { backoff: new.backoff, expires, attach_ms: new.attach_ms };
+        let weight = over.unwrap_or(new.weight);
+        let lane_id = LaneId { queue, priority: new.priority, class: new.class };
+        let ix = self.lane(lane_id);
+        let id = TaskId(self.next_seq);
+        self.next_seq += 1;
+        let mut task = Task {
+            id,
+            lane: lane_id,
+            place: Place::Over,
+            key: new.key,
+            // What it asks for. It is not charged before it has a place.
+            charge: Charge { cost: new.cost, weight: new.weight, chained: false },
+            attempt: 1,
+            max_attempts,
+            lost: 0,
+            terms: (terms != Terms::default()).then(|| Arc::new(terms)),
+            replay_of,
+            accepted: self.now,
+            max_duration_ms: new.max_duration_ms,
+            content_type: new.content_type,
+            payload: new.payload,
+        };
+        if let Some(due) = self.start_of(new.start) {
+            let row = self.schedule(due, lane_id, task.row_at(Level::ZERO), id.0);
+            task.place = Place::Timer(row.level);
+        } else if self.is_parked(queue, &task.key) {
+            let row = self.shelve(lane_id, task.row_at(Level::ZERO), id.0);
+            task.place = Place::Parked(row.level);
+        } else {
             let commit = self.batch.id;
             let lane = &mut self.lanes[ix.0];
-            let key = lane.places.key(&new.key, weight);
+            let key = lane.places.key(&task.key, weight);
             lane.places.set_weight(key, Some(new.weight), over);
             let (pass, charge) = lane.places.place(key, new.cost, lane.ack());
-            let level = Level::new(pass, seq);
+            let level = Level::new(pass, id.0);
             lane.chosen(level, commit);
-            let id = TaskId(seq);
-            let (payload, content_type) = (new.payload.clone(), new.content_type.clone());
-            let work = Work { payload, content_type, max_duration_ms: new.max_duration_ms };
+            (task.place, task.charge) = (Place::Lane(level), charge);
+            let (payload, content_type) = (task.payload.clone(), task.content_type.clone());
+            let work = Work { payload, content_type, max_duration_ms: task.max_duration_ms };
             self.payloads.keep(id, work, self.bounds.payload_bytes);
-            let entry = Entry { task: id, key, charge, attempt: 1, max_attempts: new.max_attempts };
-            self.batch.rows.push((ix, level, entry));
-            self.batch.changes.push(Change::Accepted(Task {
-                id,
-                lane: lane.id,
-                level: Some(level),
-                key: new.key,
-                charge,
-                attempt: 1,
-                max_attempts: new.max_attempts,
-                accepted: self.now,
-                max_duration_ms: new.max_duration_ms,
-                content_type: new.content_type,
-                payload: new.payload,
-            }));
-            self.dirty_lanes.insert(ix);
-            ids.push(id);
+            self.batch.rows.push((ix, level, Entry::of(&task.row_at(level), key)));
         }
-        self.queues[queue.0 as usize].record.totals.accepted += ids.len() as u64;
+        self.batch.changes.push(Change::Accepted(task));
+        self.task_changed(id);
+        self.dirty_lanes.insert(ix);
+        self.queues[queue.0 as usize].record.totals.accepted += 1;
         self.dirty_queues.insert(queue);
-        ids
+        if let Some(expires) = expires {
+            self.set_expiry(expires, id);
+        }
+        id
     }
 
     fn may_set_weight(&self, queue: &QueueName, key: &Key) -> Result<(), Refusal> {

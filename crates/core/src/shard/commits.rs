@@ -1,12 +1,13 @@
 //! Making it durable: batches, and what each of them sets free.
 
-use super::{LaneIx, Shard, Timer};
+use super::parking::ParkedKey;
+use super::{Alarm, LaneIx, Shard};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::Change;
+use crate::change::{Change, Row, Timed};
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, RequestId};
+use crate::names::{CommitId, LaneId, QueueId, RequestId, TaskId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -15,6 +16,12 @@ pub(super) struct Batch {
     pub(super) changes: Vec<Change>,
     /// Rows that join their lanes when it is durable.
     pub(super) rows: Vec<(LaneIx, Level, Entry)>,
+    /// Timers that join the others when it is durable.
+    pub(super) timers: Vec<(Level, TaskId, Timed)>,
+    /// Rows that join the shelves of their keys.
+    pub(super) parked: Vec<(ParkedKey, Level, (LaneId, Row))>,
+    /// Rows that it parks or brings back, or that expire as they are met.
+    pub(super) parks: usize,
     /// Effects that are emitted when it is durable.
     then: Vec<Effect>,
     /// The last seq that was handed out when it was sealed.
@@ -23,12 +30,13 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(id: CommitId) -> Batch {
-        Batch { id, changes: Vec::new(), rows: Vec::new(), then: Vec::new(), last_seq: 0 }
+        let (rows, timers, then) = (Vec::new(), Vec::new(), Vec::new());
+        Batch { id, changes: Vec::new(), rows, timers, parked: Vec::new(), parks: 0, then, last_seq: 0 }
     }
 
     /// How much it makes us hold: changes while it is open, rows and answers until it is durable.
     pub(super) fn size(&self) -> usize {
-        self.changes.len().max(self.rows.len()).max(self.then.len())
+        self.changes.len().max(self.rows.len() + self.timers.len() + self.parked.len()).max(self.then.len())
     }
 }
 
@@ -48,6 +56,10 @@ impl Shard {
         self.flush = false;
         let next = CommitId(self.batch.id.0 + 1);
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(next));
+        if batch.parks >= self.bounds.moves_per_commit {
+            // What was held up by that goes on, with the next fact: this commit's, if no other comes.
+            (0..self.queues.len() as u32).map(QueueId).for_each(|queue| self.wake(queue));
+        }
         let mut changes = std::mem::take(&mut batch.changes);
         for ix in std::mem::take(&mut self.dirty_lanes) {
             let lane = &mut self.lanes[ix.0];
@@ -61,6 +73,11 @@ impl Shard {
         for queue in std::mem::take(&mut self.dirty_queues) {
             changes.push(Change::Queue { queue, record: self.queues[queue.0 as usize].record.clone() });
         }
+        self.save_parked(&mut changes);
+        if std::mem::take(&mut self.dirty_timers) {
+            changes.push(Change::Timers { record: self.timers.shelf.record() });
+        }
+        self.timers.handled = 0;
         changes.push(Change::Seq { next: self.next_seq });
         batch.last_seq = self.next_seq - 1;
         effects.push(Effect::Save { commit: batch.id, changes });
@@ -108,11 +125,23 @@ impl Shard {
                 lanes.push(ix);
             }
         }
+        for (level, task, what) in batch.timers {
+            self.timers.shelf.window.merge(level, (task, what));
+        }
+        self.timers.shelf.unpin(commit);
+        for (at, level, entry) in batch.parked {
+            if let Some(parked) = self.parked.get_mut(&at) {
+                parked.shelf.window.merge(level, entry);
+                parked.shelf.unpin(commit);
+            }
+            self.wake(at.0);
+        }
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];
             let ack = lane.window.ack();
             lane.unpin(commit);
-            self.ready.insert(lane.id.queue);
+            let queue = lane.id.queue;
+            self.wake(queue);
             self.hungry.insert(ix);
             self.save_empty(ix, ack);
         }
@@ -139,7 +168,7 @@ impl Shard {
         }
         if lane.more_to_forget && !lane.forget_armed {
             lane.forget_armed = true;
-            self.arm(self.now.plus(bounds::FORGET_AFTER_MS), Timer::Forget(ix));
+            self.arm(self.now.plus(bounds::FORGET_AFTER_MS), Alarm::Forget(ix));
         }
     }
 

@@ -7,14 +7,42 @@
 
 use std::collections::BTreeSet;
 
+use super::timing::Over;
 use super::{LaneIx, Shard};
 use crate::backlog::{VTime, Weight};
 use crate::bounds;
 use crate::canary::Bug;
+use crate::change::Place;
+use crate::life::Outcome;
 use crate::messages::{Effect, Run};
 use crate::names::{Class, Fence, QueueId, QueueName, WorkerId};
 use crate::refusal::Refusal;
 use crate::workers::LiveRun;
+
+/// What a queue's loop does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopState {
+    /// Nothing waits, runs or is scheduled.
+    Idle,
+    /// There is something to start: it is being read or written, or the start gate is shut.
+    Running,
+    /// All that may start has started, and slots are free: it sleeps until something is due or comes.
+    Scheduled,
+    /// Every slot is taken, or there is none: it sleeps until one becomes free, whatever comes.
+    Saturated,
+}
+
+impl LoopState {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            LoopState::Idle => "idle",
+            LoopState::Running => "running",
+            LoopState::Scheduled => "scheduled",
+            LoopState::Saturated => "saturated",
+        }
+    }
+}
 
 impl Shard {
     pub(super) fn on_slots(
@@ -102,6 +130,41 @@ impl Shard {
         }
     }
 
+    /// Has a queue looked at, if a worker could take something of it. Where every slot is taken, one that becomes
+    /// free is what wakes it: an enqueue can change nothing.
+    pub(super) fn wake(&mut self, queue: QueueId) {
+        if !self.queues[queue.0 as usize].free.is_empty() {
+            self.ready.insert(queue);
+        }
+    }
+
+    /// It is looked at with the next fact.
+    pub(crate) fn is_ready(&self, queue: QueueId) -> bool {
+        self.ready.contains(&queue)
+    }
+
+    /// How many times a queue was looked at for something to start.
+    pub fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// What a queue's loop does.
+    pub fn loop_state(&self, name: &QueueName) -> LoopState {
+        let Some(&id) = self.names.get(name) else { return LoopState::Idle };
+        let queue = &self.queues[id.0 as usize];
+        let totals = queue.record.totals;
+        let waiting = totals.unfinished().saturating_sub(queue.running + totals.scheduled);
+        if totals.unfinished() == 0 {
+            LoopState::Idle
+        } else if queue.free.is_empty() {
+            LoopState::Saturated
+        } else if waiting > 0 && !self.settings_of(id).paused {
+            LoopState::Running
+        } else {
+            LoopState::Scheduled
+        }
+    }
+
     /// Starts whatever can be started.
     pub(super) fn dispatch(&mut self, effects: &mut Vec<Effect>) {
         // A slot that has just become free is mostly filled at once, without listing it in every queue.
@@ -113,6 +176,7 @@ impl Shard {
             return;
         }
         while let Some(queue) = self.ready.pop_first() {
+            self.looks += 1;
             while self.startable(queue).is_some() {
                 let Some(worker) = self.next_free(queue) else { break };
                 self.start_one(worker, effects);
@@ -132,13 +196,20 @@ impl Shard {
     /// The lane of this queue that goes next, if any has something to start now. A lane that has not
     /// been read yet may hold a task that goes first, so lower priorities wait for it.
     pub(crate) fn startable(&self, queue: QueueId) -> Option<LaneIx> {
+        if self.settings_of(queue).paused {
+            return None;
+        }
         let queue = &self.queues[queue.0 as usize];
         for (&priority, turns) in &queue.turns {
             let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
             let window = |ix: &LaneIx| &self.lanes[ix.0].window;
-            let waiting = lanes.clone().filter(|(_, ix)| !window(ix).waiting().is_empty());
+            let has = |ix: LaneIx| !window(&ix).waiting().is_empty();
+            let waiting = lanes.clone().filter(|(_, ix)| has(**ix) && !self.is_held_up(**ix));
             if let Some(class) = turns.next(waiting.map(|((_, class), _)| *class)) {
                 return queue.lanes.get(&(priority, class)).copied();
+            }
+            if lanes.clone().any(|(_, ix)| has(*ix)) {
+                return None; // what is held up here goes first all the same
             }
             let unread = lanes.into_iter().any(|(_, ix)| window(ix).is_unread());
             if unread && !self.canary.is(Bug::PriorityByArrival) {
@@ -164,6 +235,9 @@ impl Shard {
         }
         let Some((_, queue)) = next else { return false };
         let Some(ix) = self.startable(queue) else { return false };
+        if self.park_first(ix) || self.expire_first(ix, effects) {
+            return true;
+        }
         let lane = &mut self.lanes[ix.0];
         let weights = lane.places.waiting_weights();
         let Some((level, entry)) = lane.start_first() else { return false };
@@ -178,6 +252,8 @@ impl Shard {
             charge: entry.charge,
             attempt: entry.attempt,
             max_attempts: entry.max_attempts,
+            lost: entry.lost,
+            terms: entry.terms,
             fence,
             started: self.now,
         };
@@ -198,6 +274,35 @@ impl Shard {
         self.runs.insert(entry.task, live);
         let work = self.payloads.take(entry.task);
         effects.push(Effect::Start { worker: id, run, work });
+        true
+    }
+
+    /// If it is too late to start the task that goes next, it has ended. Its timer may not have come yet.
+    fn expire_first(&mut self, ix: LaneIx, effects: &mut Vec<Effect>) -> bool {
+        let lane = &mut self.lanes[ix.0];
+        let Some((&level, entry)) = lane.window.waiting().first_key_value() else { return false };
+        if !entry.expires_by(self.now) {
+            return false;
+        }
+        let expires = entry.terms.as_ref().and_then(|terms| terms.expires);
+        self.batch.parks += 1;
+        let (key, charge) = (entry.key, entry.charge);
+        let over = Over {
+            task: entry.task,
+            lane: lane.id,
+            key: lane.places.keys().get(key).key.clone(),
+            from: Place::Lane(level),
+            attempt: entry.attempt,
+            max_attempts: entry.max_attempts,
+            expires,
+            outcome: Outcome::Expired,
+            last: None,
+            result: [].into(),
+        };
+        lane.withdraw(level, charge, key);
+        self.task_changed(over.task);
+        self.left_lane(ix);
+        self.finish(over, effects);
         true
     }
 

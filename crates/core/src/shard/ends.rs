@@ -1,19 +1,24 @@
-//! Taking tasks out: ends, retries, cancels, lost workers; and what a new owner is told of runs that
-//! began before it.
+//! Taking tasks out: ends, retries, cancels, replays, lost workers; and what a new owner is told of runs that
+//! began before it. What comes of an event is not decided here but in [`life`].
 
 use std::collections::BTreeSet;
 use std::collections::btree_map;
+use std::sync::Arc;
 
 use super::reads::Waiter;
-use super::{HeldEnd, LaneIx, Shard, Timer};
+use super::timing::{Over, Placing};
+use super::{Alarm, HeldEnd, LaneIx, Shard};
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::{Change, MemberRecord, Row, Task};
-use crate::life::{self, End, Next, Outcome};
-use crate::messages::{Answer, Effect, Run};
-use crate::names::{Fence, Key, LaneId, Millis, QueueId, RequestId, Seat, TaskId, WorkerId};
-use crate::refusal::Refusal;
+use crate::change::{
+    Change, EndRecord, MemberRecord, Place, Row, Settings, SettingsRecord, Task, Timed, Try,
+};
+use crate::life::{self, End, Ending, Event, Next, Outcome, State, Tries};
+use crate::messages::{Answer, Effect, NewTask, Run};
+use crate::names::{Fence, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
+use crate::refusal::{Kind, Refusal};
+use crate::timers::moment;
 use crate::workers::LiveRun;
 
 impl Shard {
@@ -22,7 +27,7 @@ impl Shard {
         &mut self,
         worker: WorkerId,
         running: Vec<Run>,
-        ended: Vec<(Run, End)>,
+        ended: Vec<(Run, End, Ending)>,
         effects: &mut Vec<Effect>,
     ) {
         for run in running {
@@ -35,13 +40,13 @@ impl Shard {
                 effects.push(Effect::Stop { worker, task, fence });
             }
         }
-        for (run, end) in ended {
+        for (run, end, ending) in ended {
             if let Some(ix) = self.lane_of(run.lane).filter(|ix| run.level <= self.lanes[ix.0].window.max()) {
                 // It was dispatched, so V was at least here, whatever the store remembers.
                 self.lanes[ix.0].places.raise_vtime(run.level.pass());
             }
-            let Run { task, fence, attempt, .. } = run;
-            self.on_ended(HeldEnd { worker, task, fence, attempt, end }, effects);
+            let Run { task, fence, attempt, started, .. } = run;
+            self.on_ended(HeldEnd { worker, task, fence, attempt, started, end, ending }, effects);
         }
     }
 
@@ -88,7 +93,8 @@ impl Shard {
         self.queues[run.lane.queue.0 as usize].running += 1;
         self.hold_slot(worker);
         self.payloads.take(run.task);
-        self.runs.insert(run.task, LiveRun { run, worker, in_lane, cancel: false });
+        let cancel = self.canceling.contains(&run.task);
+        self.runs.insert(run.task, LiveRun { run, worker, in_lane, cancel });
         self.hungry.insert(ix);
         true
     }
@@ -104,12 +110,20 @@ impl Shard {
         for task in lost {
             self.lose_aside(&task, effects);
         }
-        for held in std::mem::take(&mut self.held_ends).into_values() {
+        let ends = std::mem::take(&mut self.held_ends);
+        for held in ends.into_values() {
             if self.runs.contains_key(&held.task) {
                 self.on_ended(held, effects);
             } else {
                 self.unresolved.insert(held.task);
                 self.read_task_for(held.task, Waiter::LateEnd(held), effects);
+            }
+        }
+        // Canceled while they ran, and nobody runs them any more: they must not start again.
+        for task in self.canceling.iter().copied().collect::<Vec<_>>() {
+            if !self.runs.contains_key(&task) && !self.canary.is(Bug::CancelLost) {
+                self.unresolved.insert(task);
+                self.read_task_for(task, Waiter::Cancel(None), effects);
             }
         }
         for ix in 0..self.lanes.len() {
@@ -130,12 +144,74 @@ impl Shard {
 
     /// A saved long runner that no worker runs.
     fn lose_aside(&mut self, task: &Task, effects: &mut Vec<Effect>) {
-        match life::after(End::Lost, task.attempt, task.max_attempts, false) {
+        let state = State::Running { canceled: self.canceling.contains(&task.id) };
+        self.aside.remove(&task.id);
+        let tried = Try {
+            attempt: task.attempt,
+            seat: None,
+            started: Millis(0),
+            ended: self.now,
+            end: End::Lost,
+            error: Arc::default(),
+        };
+        let row = task.row_at(Level::ZERO);
+        self.after_run(
+            state,
+            Event::Ended(End::Lost),
+            task.lane,
+            row,
+            Place::Aside,
+            tried,
+            &Ending::default(),
+            effects,
+        );
+    }
+
+    /// A run has ended, in whatever way: its task is tried again, or has ended too.
+    #[expect(clippy::too_many_arguments, reason = "a task in all its parts")]
+    fn after_run(
+        &mut self,
+        state: State,
+        event: Event,
+        lane: LaneId,
+        row: Row,
+        from: Place,
+        tried: Try,
+        ending: &Ending,
+        effects: &mut Vec<Effect>,
+    ) {
+        let settings = self.settings_of(lane.queue);
+        let backoff = row.terms.as_ref().and_then(|terms| terms.backoff).unwrap_or(settings.backoff);
+        let asked = ending.retry_after_ms.map(|ms| ms.min(bounds::BACKOFF_MS));
+        let wait_ms = asked.unwrap_or_else(|| backoff.wait_ms(row.task, row.attempt));
+        let due = self.now.plus(wait_ms);
+        let expires = row.terms.as_ref().and_then(|terms| terms.expires);
+        let tries = Tries {
+            attempt: row.attempt,
+            max_attempts: row.max_attempts,
+            lost: row.lost,
+            max_lost: settings.max_lost,
+            expires: expires.is_some_and(|expires| expires <= due),
+        };
+        match life::after(state, event, tries) {
             Next::Retry => {
-                self.requeue(&retried(task), None);
-                self.after_commit(retry_of(task), effects);
+                let lost = row.lost.saturating_add(u8::from(tried.end == End::Lost));
+                let attempt = row.attempt + if self.canary.is(Bug::AttemptCountedTwice) { 2 } else { 1 };
+                let row = Row { attempt, lost, ..row };
+                let (task, key, max_attempts) = (row.task, row.key.clone(), row.max_attempts);
+                let error = tried.error.clone();
+                let (due, end) = ((wait_ms > 0).then_some(due), Some(tried.end));
+                self.retry(lane, row, from, due, cut(tried));
+                let retried = Effect::Retried { task, end, lane, key, attempt, max_attempts, due, error };
+                self.after_commit(retried, effects);
             }
-            Next::Finish(outcome) => self.finish(task.id, &task.key, task.lane, None, outcome, effects),
+            Next::Finish(outcome) => {
+                let result = if outcome == Outcome::Succeeded { ending.result.clone() } else { [].into() };
+                let over = Over::of_row(&row, lane, from, outcome);
+                self.finish(Over { last: Some(tried), result, ..over }, effects);
+            }
+            // None of these follows the end of a run.
+            Next::Queue | Next::Stop | Next::Again | Next::Stay | Next::Refuse => {}
         }
     }
 
@@ -147,27 +223,41 @@ impl Shard {
         fence: Fence,
         effects: &mut Vec<Effect>,
     ) {
-        if self.runs.get(&task).is_some_and(|live| live.cancel && live.run.fence == fence) {
-            return self.end_run(task, End::Failed, None, effects); // canceled before it began
+        let Some(live) = self.runs.get(&task).filter(|live| live.run.fence == fence) else { return };
+        match life::after(State::Running { canceled: live.cancel }, Event::Refused, NO_TRIES) {
+            Next::Queue => {}
+            // Canceled before it began.
+            Next::Finish(_) => return self.end_run(task, End::Failed, &Ending::default(), None, effects),
+            Next::Retry | Next::Stop | Next::Again | Next::Stay | Next::Refuse => return,
         }
         let Some(live) = self.take_run(worker, task, fence) else { return };
         let run = &live.run;
+        if run.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= self.now) {
+            // Its timer has come and gone while it ran, as it seemed.
+            let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
+            if let (Some(key), Some(ix)) = (live.in_lane, self.lane_of(run.lane)) {
+                self.lanes[ix.0].settle(run.level, run.charge, key);
+                self.left_lane(ix);
+            }
+            self.task_changed(task);
+            return self.finish(Over::of_row(&row_of(run), run.lane, from, Outcome::Expired), effects);
+        }
         match (live.in_lane, self.lane_of(run.lane)) {
             (Some(key), Some(ix)) => {
-                let Run { charge, attempt, max_attempts, .. } = *run;
-                self.lanes[ix.0].give_back(run.level, Entry { task, key, charge, attempt, max_attempts });
+                self.lanes[ix.0].give_back(run.level, Entry::of(&row_of(run), key));
                 self.hungry.insert(ix);
                 self.dirty_lanes.insert(ix);
             }
             (Some(_), None) | (None, _) => {
-                self.place_again(run, run.attempt, None, false);
+                self.place_row(run.lane, row_of(run), Place::Aside, None, Placing::Back);
                 self.task_changed(task);
             }
         }
-        self.ready.insert(live.run.lane.queue);
+        self.wake(live.run.lane.queue);
         let Run { lane, attempt, max_attempts, .. } = live.run;
-        let key = live.run.key;
-        self.after_commit(Effect::Retried { task, began: false, lane, key, attempt, max_attempts }, effects);
+        let (key, due, error) = (live.run.key, None, Arc::default());
+        let retried = Effect::Retried { task, end: None, lane, key, attempt, max_attempts, due, error };
+        self.after_commit(retried, effects);
     }
 
     /// The end of a run counts once, by (task, fence). The others are expected: a worker repeats an end
@@ -182,7 +272,9 @@ impl Shard {
             return;
         }
         match self.runs.get(&task) {
-            Some(live) if live.run.fence == fence => self.end_run(task, held.end, Some(worker), effects),
+            Some(live) if live.run.fence == fence => {
+                self.end_run(task, held.end, &held.ending, Some(worker), effects);
+            }
             // A newer run of the task is alive: this end is of one that was given up.
             Some(_) => self.after_commit(Effect::Acknowledge { worker, task, fence }, effects),
             // Ended before, or lost, or from before a restart: the store knows.
@@ -205,7 +297,10 @@ impl Shard {
             // What it said before it was lost counts.
             let fence = self.runs.get(&task).map(|live| live.run.fence);
             let held = fence.and_then(|fence| self.held_ends.remove(&(task, fence)));
-            self.end_run(task, held.map_or(End::Lost, |held| held.end), None, effects);
+            match held {
+                Some(held) => self.end_run(task, held.end, &held.ending, None, effects),
+                None => self.end_run(task, End::Lost, &Ending::default(), None, effects),
+            }
         }
         self.workers.remove(&worker);
         // In one commit with the ends of its runs: they are only known to be over if it is.
@@ -260,7 +355,14 @@ impl Shard {
     }
 
     /// A run that counts has ended: retry or finish its task, and acknowledge when that is durable.
-    fn end_run(&mut self, task: TaskId, end: End, tell: Option<WorkerId>, effects: &mut Vec<Effect>) {
+    fn end_run(
+        &mut self,
+        task: TaskId,
+        end: End,
+        ending: &Ending,
+        tell: Option<WorkerId>,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some((fence, worker)) = self.runs.get(&task).map(|live| (live.run.fence, live.worker)) else {
             return;
         };
@@ -271,23 +373,23 @@ impl Shard {
         };
         let Some(live) = taken else { return };
         let run = &live.run;
-        let level = live.in_lane.map(|_| run.level);
+        let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
         if let Some(ix) = self.lane_of(run.lane) {
             if let Some(key) = live.in_lane {
-                self.lanes[ix.0].settle(run.level, task, key);
+                self.lanes[ix.0].settle(run.level, run.charge, key);
             }
             self.left_lane(ix);
         }
-        match life::after(end, run.attempt, run.max_attempts, live.cancel) {
-            Next::Retry => {
-                self.place_again(run, run.attempt + 1, level, true);
-                let (lane, key, max_attempts) = (run.lane, run.key.clone(), run.max_attempts);
-                let attempt = run.attempt + 1;
-                let retried = Effect::Retried { task, began: true, lane, key, attempt, max_attempts };
-                self.after_commit(retried, effects);
-            }
-            Next::Finish(outcome) => self.finish(task, &run.key, run.lane, level, outcome, effects),
-        }
+        let tried = Try {
+            attempt: run.attempt,
+            seat: self.seats.get(&worker).cloned(),
+            started: run.started,
+            ended: self.now,
+            end,
+            error: ending.error.clone(),
+        };
+        let state = State::Running { canceled: live.cancel };
+        self.after_run(state, Event::Ended(end), run.lane, row_of(run), from, tried, ending, effects);
         self.task_changed(task);
         if let Some(worker) = tell {
             let acknowledge = Effect::Acknowledge { worker, task, fence };
@@ -300,84 +402,91 @@ impl Shard {
     }
 
     /// Records a task's end.
-    fn finish(
-        &mut self,
-        task: TaskId,
-        key: &Key,
-        lane: LaneId,
-        level: Option<Level>,
-        outcome: Outcome,
-        effects: &mut Vec<Effect>,
-    ) {
-        self.batch.changes.push(Change::Finished { task, lane, level, outcome });
-        self.dirty_queues.insert(lane.queue);
-        let totals = &mut self.queues[lane.queue.0 as usize].record.totals;
+    pub(super) fn finish(&mut self, over: Over, effects: &mut Vec<Effect>) {
+        let Over { task, lane, key, from, attempt, max_attempts, expires, outcome, last, result } = over;
+        let queue = &mut self.queues[lane.queue.0 as usize];
+        let totals = &mut queue.record.totals;
         match outcome {
             Outcome::Succeeded => totals.succeeded += 1,
             Outcome::Failed => totals.failed += 1,
             Outcome::Canceled => totals.canceled += 1,
+            Outcome::Expired => totals.expired += 1,
+        }
+        let retention_ms = self.settings_of(lane.queue).retention_ms;
+        self.dirty_queues.insert(lane.queue);
+        let tries = attempt.saturating_sub(1);
+        if let Place::Parked(level) = from {
+            self.batch.changes.push(Change::Unparked { queue: lane.queue, key: key.clone(), level });
+        }
+        let end = Arc::new(EndRecord { key, outcome, at: self.now, last, result });
+        let kept = (retention_ms > 0).then(|| end.clone());
+        let canceling = self.canceling.remove(&task);
+        self.batch.changes.push(Change::Finished { task, lane, from, tries, canceling, outcome, end: kept });
+        if retention_ms > 0 {
+            self.set_timer(self.now.plus(retention_ms), task, Timed::Forget { tries });
+        }
+        if let Some(expires) = expires.filter(|expires| *expires > self.now) {
+            self.untime(moment(expires, &Timed::Expire, task.0));
         }
         self.payloads.take(task);
         self.aside.remove(&task);
-        let finished = Effect::Finished { task, lane, key: key.clone(), outcome };
-        self.after_commit(finished, effects);
+        self.watched.remove(&task);
+        self.after_commit(Effect::Finished { task, lane, max_attempts, end }, effects);
     }
 
-    fn place_again(&mut self, run: &Run, attempt: u16, from: Option<Level>, charged: bool) {
-        let row = Row {
-            level: run.level,
-            task: run.task,
-            key: run.key.clone(),
-            charge: run.charge,
-            attempt,
-            max_attempts: run.max_attempts,
-        };
-        self.requeue_row(run.lane, row, from, charged);
+    /// Ends a task that waits, for a time or for its turn.
+    pub(super) fn finish_waiting(&mut self, task: &Task, outcome: Outcome, effects: &mut Vec<Effect>) {
+        self.withdraw(task, false);
+        let row = task.row_at(Level::ZERO);
+        self.finish(Over::of_row(&row, task.lane, task.place, outcome), effects);
     }
 
-    /// A saved long runner waits again.
-    fn requeue(&mut self, task: &Task, from: Option<Level>) {
-        self.aside.remove(&task.id);
-        let row = Row {
-            level: Level::ZERO,
-            task: task.id,
-            key: task.key.clone(),
-            charge: task.charge,
+    /// Has a task tried again, at once or when its backoff is over.
+    fn retry(&mut self, lane: LaneId, row: Row, from: Place, due: Option<Millis>, tried: Try) {
+        self.aside.remove(&row.task);
+        match due {
+            Some(due) => {
+                let seq = self.next_seq;
+                self.next_seq += 1;
+                let row = self.schedule(due, lane, row, seq);
+                let to = Place::Timer(row.level);
+                self.batch.changes.push(Change::Moved { lane, from, to, row, tried: Some(tried) });
+            }
+            None => self.place_row(lane, row, from, Some(tried), Placing::Again),
+        }
+    }
+
+    /// Where a task is in its life, as the store has it and memory knows better.
+    pub(super) fn state_of(&self, task: &Task) -> State {
+        if let Some(live) = self.runs.get(&task.id) {
+            return State::Running { canceled: live.cancel };
+        }
+        match task.place {
+            Place::Lane(_) | Place::Parked(_) | Place::Aside => State::Queued,
+            Place::Timer(_) => State::Scheduled,
+            Place::Over => State::Ended,
+        }
+    }
+
+    pub(super) fn tries_of(&self, task: &Task) -> Tries {
+        Tries {
             attempt: task.attempt,
             max_attempts: task.max_attempts,
-        };
-        self.requeue_row(task.lane, row, from, true);
-    }
-
-    /// Gives a task another place: a new seq at the lane's time, ahead of its key's later tasks.
-    fn requeue_row(&mut self, lane_id: LaneId, mut row: Row, from: Option<Level>, charged: bool) {
-        let ix = self.lane(lane_id);
-        let commit = self.batch.id;
-        let lane = &mut self.lanes[ix.0];
-        let over = self.queues[lane_id.queue.0 as usize].overrides.get(&row.key).copied();
-        let key = lane.places.key(&row.key, over.unwrap_or(row.charge.weight));
-        row.charge.weight = lane.places.keys().get(key).weight;
-        let pass = lane.places.place_again(key, row.charge, lane.ack(), charged);
-        row.level = Level::new(pass, self.next_seq);
-        self.next_seq += 1;
-        lane.chosen(row.level, commit);
-        let entry = Entry {
-            task: row.task,
-            key,
-            charge: row.charge,
-            attempt: row.attempt,
-            max_attempts: row.max_attempts,
-        };
-        self.batch.rows.push((ix, row.level, entry));
-        self.batch.changes.push(Change::Requeued { task: row.task, lane: lane_id, from, row });
-        self.dirty_lanes.insert(ix);
+            lost: task.lost,
+            max_lost: self.settings_of(task.lane.queue).max_lost,
+            expires: false,
+        }
     }
 
     /// A row left this lane: forget keys, save levels, and see whether a long runner holds A back.
-    fn left_lane(&mut self, ix: LaneIx) {
+    pub(super) fn left_lane(&mut self, ix: LaneIx) {
         self.dirty_lanes.insert(ix);
         self.hungry.insert(ix);
         self.forget(ix);
+        if self.batch.parks >= self.bounds.moves_per_commit {
+            // It may have been what held the others up.
+            self.wake(self.lanes[ix.0].id.queue);
+        }
         let bound = u64::from(self.bounds.aside_after_ends.max(1));
         while self.lanes[ix.0].stuck_behind().is_some_and(|(_, _, ends)| ends >= bound) {
             if !self.set_aside_first(ix) {
@@ -393,7 +502,7 @@ impl Shard {
         if !self.lanes[ix.0].aside_armed {
             self.lanes[ix.0].aside_armed = true;
             let at = started.plus(self.bounds.aside_after_ms).max(self.now.plus(1));
-            self.arm(at, Timer::SetAside(ix));
+            self.arm(at, Alarm::SetAside(ix));
         }
     }
 
@@ -422,8 +531,10 @@ impl Shard {
         *self.aside_runs.entry((live.run.lane.queue, live.run.key.clone())).or_default() += 1;
         let lane = &mut self.lanes[ix.0];
         let id = lane.id;
-        lane.settle(level, task, key);
-        self.batch.changes.push(Change::SetAside { task, lane: id, level });
+        let row = row_of(&live.run);
+        lane.settle(level, row.charge, key);
+        let (from, to) = (Place::Lane(level), Place::Aside);
+        self.batch.changes.push(Change::Moved { lane: id, from, to, row, tried: None });
         self.dirty_lanes.insert(ix);
         self.hungry.insert(ix);
         self.task_changed(task);
@@ -432,7 +543,10 @@ impl Shard {
 
     pub(super) fn on_cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
         let waiters = self.task_reads.get(&task).map_or(0, |read| read.waiters());
-        if self.task_reads.len() + self.held_cancels.len() >= self.bounds.task_reads
+        if task.0 >= self.next_seq {
+            // Or a task that is accepted meanwhile could be taken for it.
+            effects.push(Effect::Answer { request, answer: Err(no_such_task(task)) });
+        } else if self.task_reads.len() + self.held_cancels.len() >= self.bounds.task_reads
             || waiters >= bounds::WAITERS_PER_TASK
         {
             let refusal = Refusal::limited("too many cancels at once; send this again in a moment");
@@ -445,16 +559,98 @@ impl Shard {
     }
 
     fn cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
-        match self.runs.get_mut(&task) {
-            Some(live) => {
-                let (worker, fence) = (live.worker, live.run.fence);
-                if !std::mem::replace(&mut live.cancel, true) {
-                    effects.push(Effect::Stop { worker, task, fence });
-                }
-                effects.push(Effect::Answer { request, answer: Ok(Answer::Stopping) });
-            }
-            None => self.read_task_for(task, Waiter::Cancel(request), effects),
+        if self.runs.contains_key(&task) {
+            self.stop_run(task, effects);
+            self.answer_after_commit(request, Answer::Stopping, effects);
+        } else {
+            self.read_task_for(task, Waiter::Cancel(Some(request)), effects);
         }
+    }
+
+    /// Has a running task stopped. That somebody wants it is saved: a new owner goes on with it.
+    pub(super) fn stop_run(&mut self, task: TaskId, effects: &mut Vec<Effect>) {
+        let Some(live) = self.runs.get_mut(&task) else { return };
+        if !std::mem::replace(&mut live.cancel, true) {
+            let stop = Effect::Stop { worker: live.worker, task, fence: live.run.fence };
+            self.canceling.insert(task);
+            self.batch.changes.push(Change::Canceling { task });
+            effects.push(stop);
+        }
+    }
+
+    pub(super) fn on_replay(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
+        let waiters = self.task_reads.get(&task).map_or(0, |read| read.waiters());
+        if task.0 >= self.next_seq {
+            effects.push(Effect::Answer { request, answer: Err(no_such_task(task)) });
+        } else if self.task_reads.len() >= self.bounds.task_reads || waiters >= bounds::WAITERS_PER_TASK {
+            let refusal = Refusal::limited("too many replays at once; send this again in a moment");
+            effects.push(Effect::Answer { request, answer: Err(refusal) });
+        } else {
+            self.read_task_for(task, Waiter::Replay(request), effects);
+        }
+    }
+
+    /// Makes a new task of one that has ended.
+    fn replay(&mut self, request: RequestId, task: &Task, effects: &mut Vec<Effect>) {
+        let terms = task.terms.as_deref().cloned().unwrap_or_default();
+        let expires_ms = terms.expires.map_or(0, |expires| expires.0.saturating_sub(task.accepted.0));
+        let asked = self.lane_of(task.lane).and_then(|ix| {
+            let keys = self.lanes[ix.0].places.keys();
+            keys.find(&task.key).map(|key| keys.get(key).asked)
+        });
+        let new = NewTask {
+            key: task.key.clone(),
+            // What the key's latest task asked for, if that is known: not what an old one did, nor an override.
+            weight: asked.unwrap_or(task.charge.weight),
+            priority: task.lane.priority,
+            class: task.lane.class,
+            cost: task.charge.cost,
+            max_attempts: Some(task.max_attempts),
+            backoff: terms.backoff,
+            start: Default::default(),
+            expires_ms,
+            attach_ms: 0,
+            unique: None,
+            max_duration_ms: task.max_duration_ms,
+            content_type: task.content_type.clone(),
+            payload: task.payload.clone(),
+        };
+        let name = self.queues[task.lane.queue.0 as usize].record.name.clone();
+        if let Err(refusal) = self.has_room_for_tasks(&name, std::slice::from_ref(&new)) {
+            effects.push(Effect::Answer { request, answer: Err(refusal) });
+            return;
+        }
+        let again = self.accept_one(task.lane.queue, new, Some(task.id));
+        self.batch.changes.push(Change::Replayed { task: task.id, again });
+        self.answer_after_commit(request, Answer::Replayed(again), effects);
+    }
+
+    pub(super) fn on_configure(
+        &mut self,
+        request: RequestId,
+        queue: QueueName,
+        settings: Settings,
+        version: Option<u64>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let now = self.settings(&queue).version;
+        let allowed = settings.check().and_then(|()| self.has_room_for_queue(&queue)).and_then(|()| {
+            let unchanged = version.is_none_or(|version| version == now);
+            let text =
+                format!("the settings were changed since version {}; read them again", version.unwrap_or(0));
+            if unchanged { Ok(()) } else { Err(Refusal::new(Kind::Conflict, "version", text)) }
+        });
+        if let Err(refusal) = allowed {
+            effects.push(Effect::Answer { request, answer: Err(refusal) });
+            return;
+        }
+        let id = self.queue_named(&queue);
+        let version = now + 1;
+        let record = SettingsRecord { version, settings };
+        self.queues[id.0 as usize].settings = Some(record.clone());
+        self.wake(id);
+        self.batch.changes.push(Change::Settings { queue: id, record });
+        self.answer_after_commit(request, Answer::Configured(version), effects);
     }
 
     /// The store's word on a task that somebody asked about.
@@ -465,23 +661,31 @@ impl Shard {
         waiter: Waiter,
         effects: &mut Vec<Effect>,
     ) {
+        let state = task.map_or(State::Unknown, |task| self.state_of(task));
         match waiter {
-            Waiter::Cancel(request) if self.runs.contains_key(&id) => self.cancel(request, id, effects),
-            Waiter::Cancel(request) => match task {
-                Some(task) => {
-                    self.withdraw(task, false);
-                    self.finish(id, &task.key, task.lane, task.level, Outcome::Canceled, effects);
-                    self.answer_after_commit(request, Answer::Canceled, effects);
+            Waiter::Cancel(Some(request)) if self.runs.contains_key(&id) => self.cancel(request, id, effects),
+            Waiter::Cancel(request) => self.cancel_known(id, task, state, request, effects),
+            Waiter::Replay(request) => {
+                let tries = task.map_or(NO_TRIES, |task| self.tries_of(task));
+                match (life::after(state, Event::Replay, tries), task) {
+                    (Next::Again, Some(task)) => self.replay(request, task, effects),
+                    (_, Some(_)) => {
+                        let text = format!("task {id} has not ended; cancel it first");
+                        let refusal = Refusal::new(Kind::Conflict, "", text);
+                        effects.push(Effect::Answer { request, answer: Err(refusal) });
+                    }
+                    (_, None) => {
+                        let text = format!("task {id} does not exist, or its end is not remembered any more");
+                        effects.push(Effect::Answer { request, answer: Err(Refusal::not_found(text)) });
+                    }
                 }
-                None => {
-                    let answer = Err(Refusal::not_found(format!("task {id} does not exist, or has ended")));
-                    effects.push(Effect::Answer { request, answer });
-                }
-            },
+            }
+            Waiter::Expire(at) => self.on_expiry(at, task, effects),
+            Waiter::Detach(at) => self.on_detached(at, id, task, effects),
             Waiter::LateEnd(held) if self.runs.contains_key(&id) => self.on_ended(held, effects),
             Waiter::LateEnd(held) => {
                 if let Some(task) = task {
-                    self.late_end(task, &held, effects);
+                    self.late_end(task, state, &held, effects);
                     if let Some(task) = self.aside.get(&id).cloned() {
                         self.lose_aside(&task, effects); // it was of an earlier attempt
                     }
@@ -492,48 +696,112 @@ impl Shard {
         }
     }
 
-    /// The end of a run that nobody counted on any more, of a task that waits. A real result counts; a
-    /// failure counts only if its attempt has not been counted already.
-    fn late_end(&mut self, task: &Task, held: &HeldEnd, effects: &mut Vec<Effect>) {
-        match held.end {
-            End::Succeeded | End::FailedForGood => {}
-            End::Failed | End::Lost if held.attempt == task.attempt => {}
-            End::Failed | End::Lost => return,
-        }
-        self.withdraw(task, true);
-        match life::after(held.end, task.attempt, task.max_attempts, false) {
-            Next::Retry => {
-                self.requeue(&retried(task), task.level);
-                self.after_commit(retry_of(task), effects);
+    fn cancel_known(
+        &mut self,
+        id: TaskId,
+        task: Option<&Task>,
+        state: State,
+        request: Option<RequestId>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let tries = task.map_or(NO_TRIES, |task| self.tries_of(task));
+        match (life::after(state, Event::Cancel, tries), task) {
+            (Next::Finish(outcome), Some(task)) => {
+                self.finish_waiting(task, outcome, effects);
+                if let Some(request) = request {
+                    self.answer_after_commit(request, Answer::Canceled, effects);
+                }
             }
-            Next::Finish(outcome) => self.finish(task.id, &task.key, task.lane, task.level, outcome, effects),
+            (_, task) => {
+                self.canceling.remove(&id);
+                if let Some(request) = request {
+                    let over = task.is_some();
+                    let text = if over { "has ended" } else { "does not exist, or has ended" };
+                    let answer = Err(Refusal::not_found(format!("task {id} {text}")));
+                    self.after_commit(Effect::Answer { request, answer }, effects);
+                }
+            }
         }
     }
 
-    /// A waiting task's row leaves its lane: it was canceled, or had been served before this owner knew.
+    /// The end of a run that nobody counted on any more, of a task that does not run.
+    fn late_end(&mut self, task: &Task, state: State, held: &HeldEnd, effects: &mut Vec<Effect>) {
+        let counted = held.attempt != task.attempt;
+        // Somebody wanted it stopped, and it was; the owner that knew of its run is gone.
+        let (state, event) = match self.canceling.contains(&task.id) && !counted && state != State::Ended {
+            true => (State::Running { canceled: true }, Event::Ended(held.end)),
+            false => (state, Event::EndedLate { end: held.end, counted }),
+        };
+        if life::after(state, event, self.tries_of(task)) == Next::Stay {
+            return;
+        }
+        self.withdraw(task, true);
+        let tried = Try {
+            attempt: held.attempt,
+            seat: self.seats.get(&held.worker).cloned(),
+            started: held.started,
+            ended: self.now,
+            end: held.end,
+            error: held.ending.error.clone(),
+        };
+        let row = task.row_at(Level::ZERO);
+        self.after_run(state, event, task.lane, row, task.place, tried, &held.ending, effects);
+    }
+
+    /// A waiting task leaves where it waits: it was canceled, or had been served before this owner knew.
     fn withdraw(&mut self, task: &Task, served: bool) {
-        let Some(ix) = self.lane_of(task.lane) else { return };
-        let lane = &mut self.lanes[ix.0];
-        if let (Some(level), Some(key)) = (task.level, lane.places.keys().find(&task.key)) {
-            if served {
-                lane.adopt(level, task.id, key, task.charge);
-                lane.settle(level, task.id, key);
-            } else {
-                lane.withdraw(level, task.id, key);
+        match task.place {
+            Place::Lane(level) => {
+                let Some(ix) = self.lane_of(task.lane) else { return };
+                let lane = &mut self.lanes[ix.0];
+                if let Some(key) = lane.places.keys().find(&task.key) {
+                    if served {
+                        lane.adopt(level, task.id, key, task.charge);
+                        lane.settle(level, task.charge, key);
+                    } else {
+                        lane.withdraw(level, task.charge, key);
+                    }
+                    self.left_lane(ix);
+                }
             }
-            self.left_lane(ix);
+            Place::Timer(level) => self.unschedule(task.lane, level),
+            Place::Parked(level) => self.unshelve(task.lane.queue, &task.key, level),
+            Place::Aside | Place::Over => {}
         }
         self.task_changed(task.id);
     }
 }
 
-/// What whoever watches a task is told when it is to be tried again.
-fn retry_of(task: &Task) -> Effect {
-    let (lane, key, max_attempts) = (task.lane, task.key.clone(), task.max_attempts);
-    Effect::Retried { task: task.id, began: true, lane, key, attempt: task.attempt + 1, max_attempts }
+/// Of a task that nobody knows.
+pub(super) const NO_TRIES: Tries =
+    Tries { attempt: 1, max_attempts: 1, lost: 0, max_lost: 1, expires: false };
+
+fn no_such_task(task: TaskId) -> Refusal {
+    Refusal::not_found(format!("task {task} does not exist, or has ended"))
 }
 
-/// The task on its next attempt.
-fn retried(task: &Task) -> Task {
-    Task { attempt: task.attempt + 1, ..task.clone() }
+/// What waits again if a run did not end its task.
+fn row_of(run: &Run) -> Row {
+    Row {
+        level: run.level,
+        task: run.task,
+        key: run.key.clone(),
+        charge: run.charge,
+        attempt: run.attempt,
+        max_attempts: run.max_attempts,
+        lost: run.lost,
+        terms: run.terms.clone(),
+    }
+}
+
+/// A try with as much of its error as is kept of one that is followed by another.
+fn cut(tried: Try) -> Try {
+    if tried.error.len() <= bounds::TRY_ERROR_BYTES {
+        return tried;
+    }
+    let mut end = bounds::TRY_ERROR_BYTES;
+    while !tried.error.is_char_boundary(end) {
+        end -= 1;
+    }
+    Try { error: tried.error[..end].into(), ..tried }
 }

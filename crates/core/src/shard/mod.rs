@@ -7,29 +7,36 @@
 //! commit (answers, acknowledgements, reads, and rows that may be started) is kept with its batch and
 //! set free by [`Input::Committed`].
 //!
-//! Where things are: `accept` takes tasks in, `dispatch` starts them, `ends` takes them out, `reads`
-//! fills windows, `commits` makes it durable.
+//! Where things are: `accept` takes tasks in, `dispatch` starts them, `ends` takes them out, `timing` does what
+//! is due, `reads` fills windows, `commits` makes it durable.
 
 mod accept;
 mod commits;
 mod dispatch;
 mod ends;
+mod parking;
 mod reads;
+mod timing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::backlog::{KeyState, Lane, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
-use crate::change::{Change, LaneRecord, Metadata, QueueRecord, RequestRecord, Task, Totals};
-use crate::life::End;
+use crate::change::{
+    Change, LaneRecord, Metadata, QueueRecord, RequestRecord, Settings, SettingsRecord, Task, Totals,
+};
+use crate::life::{End, Ending};
 use crate::messages::{Effect, Input, Run, Work};
 use crate::names::{
     Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
     RequestKey, Seat, TaskId, WorkerId,
 };
+use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
+pub use dispatch::LoopState;
+use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
 
 /// Where a lane stands in the shard's table. Lanes are never removed.
@@ -40,6 +47,8 @@ pub(crate) struct LaneIx(usize);
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
     pub(crate) record: QueueRecord,
+    /// Its own, if somebody has chosen them.
+    pub(crate) settings: Option<SettingsRecord>,
     /// Its lanes, first priority first.
     pub(crate) lanes: BTreeMap<(Priority, Class), LaneIx>,
     /// Whose turn it is among the lanes of a priority.
@@ -53,11 +62,15 @@ pub(crate) struct Queue {
     pub(crate) last_worker: WorkerId,
 }
 
-/// Something the shard wants to do at a time.
+/// Something the shard wants to do at a time, of which the store knows nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Timer {
+pub(crate) enum Alarm {
     /// Try a failed read of a lane again.
     ReadLane(LaneIx),
+    /// Try a failed read of the timers again.
+    ReadTimers,
+    /// The same for parked rows.
+    ReadParked,
     /// Try a failed read of a task again.
     ReadTask(TaskId),
     /// Look whether a long runner holds A back.
@@ -68,14 +81,18 @@ pub(crate) enum Timer {
     ForgetRequests,
 }
 
-/// An end that came while the gate was shut.
-#[derive(Clone, Copy, Debug)]
+/// An end of which it is not known yet what it means: it came while the gate was shut, or its run is not one
+/// that the shard counts on.
+#[derive(Clone, Debug)]
 pub(crate) struct HeldEnd {
     worker: WorkerId,
     task: TaskId,
     fence: Fence,
     attempt: u16,
+    /// When the run was dispatched, if that is known.
+    started: Millis,
     end: End,
+    ending: Ending,
 }
 
 /// One shard. See the module's text.
@@ -114,10 +131,23 @@ pub struct Shard {
     seats: BTreeMap<WorkerId, Seat>,
     /// Nothing is started any more.
     halted: bool,
-    /// Requests that were named by their callers, also in the order in which they came.
+    /// Requests and tasks that were named by their callers, also in the order in which they are forgotten.
     requests: BTreeMap<RequestKey, RequestRecord>,
-    requests_by_age: VecDeque<(Millis, RequestKey)>,
-    requests_armed: bool,
+    requests_by_age: BTreeSet<(Millis, RequestKey)>,
+    requests_armed: Option<Millis>,
+    pub(crate) timers: Timers,
+    defaults: Settings,
+    dirty_timers: bool,
+    /// Tasks that somebody wants stopped and that may be running on a worker that has not said so yet.
+    canceling: BTreeSet<TaskId>,
+    /// Keys whose rows are parked, and those of them that may run again.
+    pub(crate) parked: BTreeMap<ParkedKey, Parked>,
+    returning: BTreeSet<ParkedKey>,
+    dirty_parked: BTreeSet<ParkedKey>,
+    /// Attached tasks: whether somebody watches them, and until when somebody did.
+    watched: BTreeMap<TaskId, (bool, Millis)>,
+    /// When this owner began. Nobody can have watched through it before.
+    began: Option<Millis>,
     payloads: Payloads,
 
     batch: Batch,
@@ -133,12 +163,13 @@ pub struct Shard {
     loads: BTreeMap<LoadId, LoadFor>,
     task_reads: BTreeMap<TaskId, TaskRead>,
 
-    timers: BTreeSet<(Millis, Timer)>,
+    alarms: BTreeSet<(Millis, Alarm)>,
     wake: Option<Millis>,
     /// Workers of which a slot has just become free.
     freed: Vec<WorkerId>,
     /// Queues that may have something to start.
     ready: BTreeSet<QueueId>,
+    looks: u64,
     /// Lanes that may need a read.
     hungry: BTreeSet<LaneIx>,
 }
@@ -203,6 +234,7 @@ impl Shard {
     ) -> Result<Shard, String> {
         metadata.check()?;
         let next_seq = metadata.next_seq.max(1);
+        let timers = Timers::restore(&metadata.timers, &bounds, canary);
         let mut shard = Shard {
             bounds,
             epoch,
@@ -227,8 +259,17 @@ impl Shard {
             seats: BTreeMap::new(),
             halted: false,
             requests: BTreeMap::new(),
-            requests_by_age: VecDeque::new(),
-            requests_armed: false,
+            requests_by_age: BTreeSet::new(),
+            requests_armed: None,
+            timers,
+            defaults: Settings::default(),
+            dirty_timers: false,
+            canceling: BTreeSet::new(),
+            parked: BTreeMap::new(),
+            returning: BTreeSet::new(),
+            dirty_parked: BTreeSet::new(),
+            watched: BTreeMap::new(),
+            began: None,
             payloads: Payloads::default(),
             batch: Batch::new(CommitId(1)),
             sealed: VecDeque::new(),
@@ -239,10 +280,11 @@ impl Shard {
             next_load: 1,
             loads: BTreeMap::new(),
             task_reads: BTreeMap::new(),
-            timers: BTreeSet::new(),
+            alarms: BTreeSet::new(),
             wake: None,
             freed: Vec::new(),
             ready: BTreeSet::new(),
+            looks: 0,
             hungry: BTreeSet::new(),
         };
         shard.restore(metadata);
@@ -256,6 +298,11 @@ impl Shard {
         metadata.keys.sort_by(|(a_lane, a, _), (b_lane, b, _)| (a_lane, a).cmp(&(b_lane, b)));
         for (_, record) in metadata.queues {
             self.add_queue(record);
+        }
+        for (queue, record) in metadata.settings {
+            if let Some(queue) = self.queues.get_mut(queue.0 as usize) {
+                queue.settings = Some(record);
+            }
         }
         for (queue, key, weight) in metadata.overrides {
             if let Some(queue) = self.queues.get_mut(queue.0 as usize) {
@@ -281,9 +328,25 @@ impl Shard {
         if !self.canary.is(Bug::AsideForgotten) {
             self.aside = metadata.aside.into_iter().map(|task| (task.id, task)).collect();
         }
-        self.requests_by_age = metadata.requests.iter().map(|&(key, record)| (record.at, key)).collect();
-        self.requests_by_age.make_contiguous().sort();
+        if !self.canary.is(Bug::ParkedForgotten) {
+            for (queue, key, record) in metadata.parked {
+                self.restore_parked(queue, key, &record);
+            }
+        }
+        for ((queue, key), parked) in &self.parked {
+            for ix in self.queues[queue.0 as usize].lanes.values().filter(|_| parked.paused) {
+                let places = &mut self.lanes[ix.0].places;
+                if let Some(key) = places.keys().find(key) {
+                    places.set_paused(key, true);
+                }
+            }
+        }
+        self.canceling = metadata.canceling.into_iter().collect();
+        self.requests_by_age = metadata.requests.iter().map(|(key, record)| (record.until, *key)).collect();
         self.requests = metadata.requests.into_iter().collect();
+        if self.canary.is(Bug::UniqueForgotten) {
+            self.requests.clear();
+        }
         self.arm_requests();
         self.hungry.extend((0..self.lanes.len()).map(LaneIx));
     }
@@ -291,6 +354,8 @@ impl Shard {
     /// Learns one fact and says what must be done about it.
     pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
         self.now = self.now.max(now);
+        self.timers.at(self.now);
+        self.began.get_or_insert(self.now);
         match input {
             Input::Enqueue { request, queue, tasks, once } => {
                 self.on_enqueue(request, queue, tasks, once, effects)
@@ -299,13 +364,24 @@ impl Shard {
                 self.on_set_weight(request, queue, key, weight, effects)
             }
             Input::Cancel { request, task } => self.on_cancel(request, task, effects),
+            Input::Replay { request, task } => self.on_replay(request, task, effects),
+            Input::Configure { request, queue, settings, version } => {
+                self.on_configure(request, queue, settings, version, effects)
+            }
+            Input::PauseKey { request, queue, key, paused } => {
+                self.on_pause_key(request, queue, key, paused, effects)
+            }
+            Input::Watched { task, now } => {
+                self.watched.insert(task, (now, self.now));
+            }
             Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues, effects),
             Input::Report { worker, running, ended } => self.on_report(worker, running, ended, effects),
             Input::Room { enough } => self.room = enough,
             Input::Open => self.on_open(effects),
             Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence, effects),
-            Input::Ended { worker, task, fence, attempt, end } => {
-                self.on_ended(HeldEnd { worker, task, fence, attempt, end }, effects)
+            Input::Ended { worker, task, fence, attempt, end, ending } => {
+                let started = self.runs.get(&task).map_or(Millis(0), |live| live.run.started);
+                self.on_ended(HeldEnd { worker, task, fence, attempt, started, end, ending }, effects)
             }
             Input::Lost { worker } => self.on_lost(worker, effects),
             Input::Member { worker, seat, record } => self.on_member(worker, seat, record, effects),
@@ -317,13 +393,22 @@ impl Shard {
             Input::Identify { store } => self.batch.changes.push(Change::Store { id: store }),
             Input::Committed { commit } => self.on_committed(commit, effects),
             Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
+            Input::TimersLoaded { load, rows, end } => self.on_timers_loaded(load, rows, end, effects),
+            Input::ParkedLoaded { load, rows, end } => self.on_parked_loaded(load, rows, end, effects),
             Input::TaskLoaded { load, task } => self.on_task_loaded(load, task, effects),
             Input::LoadFailed { load } => self.on_load_failed(load),
             Input::Tick => self.on_tick(effects),
         }
+        self.handle_timers(effects);
+        self.bring_back(effects);
         self.dispatch(effects);
         self.ask_reads(effects);
         self.emit_wake(effects);
+    }
+
+    /// The latest that it was told of the time.
+    pub(crate) fn time(&self) -> Millis {
+        self.now
     }
 
     /// This owner's epoch.
@@ -336,7 +421,8 @@ impl Shard {
         let queue = &self.queues[self.names.get(queue)?.0 as usize];
         let totals = queue.record.totals;
         Some(Counts {
-            waiting: totals.unfinished().saturating_sub(queue.running),
+            scheduled: totals.scheduled,
+            waiting: totals.unfinished().saturating_sub(queue.running + totals.scheduled),
             running: queue.running,
             totals,
         })
@@ -345,6 +431,26 @@ impl Shard {
     /// Every queue, by number.
     pub fn queue_names(&self) -> impl Iterator<Item = &QueueName> {
         self.queues.iter().map(|queue| &queue.record.name)
+    }
+
+    /// The settings of a queue, and their version: 0 if nobody has chosen any. A queue that does not exist yet
+    /// has some, too.
+    pub fn settings(&self, queue: &QueueName) -> SettingsRecord {
+        let own = self.names.get(queue).and_then(|id| self.queues[id.0 as usize].settings.clone());
+        own.unwrap_or_else(|| SettingsRecord { version: 0, settings: self.defaults.clone() })
+    }
+
+    /// What counts for a queue.
+    pub(crate) fn settings_of(&self, queue: QueueId) -> &Settings {
+        let own = self.queues.get(queue.0 as usize).and_then(|queue| queue.settings.as_ref());
+        own.map_or(&self.defaults, |record| &record.settings)
+    }
+
+    /// The settings of queues for which nobody has chosen any.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: Settings) -> Shard {
+        self.defaults = defaults;
+        self
     }
 
     /// The name of a queue.
@@ -396,7 +502,8 @@ impl Shard {
             return KeyCounts { waiting: 0, running: 0, weight: Weight::ONE };
         };
         let aside = self.aside_runs.get(&(id, key.clone())).copied().unwrap_or(0);
-        let mut counts = KeyCounts { waiting: 0, running: aside, weight: Weight::ONE };
+        let parked = self.parked.get(&(id, key.clone())).map_or(0, |parked| parked.rows);
+        let mut counts = KeyCounts { waiting: parked, running: aside, weight: Weight::ONE };
         for state in self.queues[id.0 as usize].lanes.values().filter_map(|ix| self.key_state(*ix, key)) {
             counts.waiting += u64::from(state.waiting);
             counts.running += u64::from(state.rows.saturating_sub(state.waiting));
@@ -429,7 +536,9 @@ impl Shard {
     /// Tasks, keys and buffers that memory holds: for tests, benchmarks and metrics.
     pub fn held(&self) -> Held {
         Held {
-            rows: self.lanes.iter().map(|l| l.window.waiting().len() + l.window.held()).sum(),
+            rows: self.lanes.iter().map(|l| l.window.waiting().len() + l.window.held()).sum::<usize>(),
+            timers: self.timers.shelf.window.waiting().len() + self.timers.shelf.window.held(),
+            parked: self.parked.len(),
             keys: self.lanes.iter().map(|l| l.places.keys().len()).sum(),
             alarms: self.lanes.iter().map(|l| l.places.alarms()).sum(),
             runs: self.runs.len(),
@@ -459,6 +568,10 @@ impl Shard {
 
     pub(crate) fn lane_states(&self) -> impl Iterator<Item = (LaneIx, &Lane)> {
         self.lanes.iter().enumerate().map(|(n, lane)| (LaneIx(n), lane))
+    }
+
+    pub(crate) fn has_load_for_timers(&self) -> bool {
+        self.loads.values().any(|what| matches!(what, LoadFor::Timers))
     }
 
     pub(crate) fn has_load_for(&self, lane: LaneIx) -> bool {
@@ -494,6 +607,7 @@ impl Shard {
         self.names.insert(record.name.clone(), id);
         self.queues.push(Queue {
             record,
+            settings: None,
             lanes: BTreeMap::new(),
             turns: BTreeMap::new(),
             overrides: BTreeMap::new(),
@@ -523,36 +637,40 @@ impl Shard {
         ix
     }
 
-    fn arm(&mut self, at: Millis, timer: Timer) {
-        self.timers.insert((at, timer));
+    fn arm(&mut self, at: Millis, alarm: Alarm) {
+        self.alarms.insert((at, alarm));
     }
 
     fn on_tick(&mut self, effects: &mut Vec<Effect>) {
         if self.wake.is_some_and(|at| at <= self.now) {
             self.wake = None;
         }
-        while let Some(&(at, timer)) = self.timers.first() {
+        while let Some(&(at, alarm)) = self.alarms.first() {
             if at > self.now {
                 break;
             }
-            self.timers.pop_first();
-            match timer {
-                Timer::ReadLane(ix) => {
+            self.alarms.pop_first();
+            match alarm {
+                Alarm::ReadLane(ix) => {
                     self.lanes[ix.0].read_retry = None;
                     self.hungry.insert(ix);
                 }
-                Timer::ReadTask(task) => self.ask_task(task, effects),
-                Timer::SetAside(ix) => self.on_aside_timer(ix),
-                Timer::Forget(ix) => self.on_forget_timer(ix),
-                Timer::ForgetRequests => self.on_requests_timer(),
+                Alarm::ReadTimers => self.timers.shelf.read_retry = None,
+                Alarm::ReadParked => self.on_read_parked(),
+                Alarm::ReadTask(task) => self.ask_task(task, effects),
+                Alarm::SetAside(ix) => self.on_aside_timer(ix),
+                Alarm::Forget(ix) => self.on_forget_timer(ix),
+                Alarm::ForgetRequests => self.on_requests_timer(),
             }
         }
     }
 
-    /// Asks to be woken for the earliest timer, if that is news.
+    /// Asks to be woken for the earliest alarm or timer, if that is news.
     fn emit_wake(&mut self, effects: &mut Vec<Effect>) {
-        let Some(&(at, _)) = self.timers.first() else { return };
+        let alarm = self.alarms.first().map(|&(at, _)| at);
+        let Some(at) = alarm.into_iter().chain(self.next_timer()).min() else { return };
         if self.wake.is_none_or(|wake| at < wake) {
+            debug_assert!(at > self.now, "a wake-up in the past would come again and again");
             self.wake = Some(at);
             effects.push(Effect::Wake { at });
         }
@@ -562,7 +680,9 @@ impl Shard {
 /// How a queue's tasks stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Tasks that wait.
+    /// Tasks that wait for a time.
+    pub scheduled: u64,
+    /// Tasks that wait for their turn.
     pub waiting: u64,
     /// Tasks that run.
     pub running: u64,
@@ -586,6 +706,10 @@ pub struct KeyCounts {
 pub struct Held {
     /// Waiting rows.
     pub rows: usize,
+    /// Timers.
+    pub timers: usize,
+    /// Keys whose rows are parked.
+    pub parked: usize,
     /// Keys.
     pub keys: usize,
     /// Alarms of keys.

@@ -1,25 +1,34 @@
 //! Filling windows and looking up tasks. A read is emitted only when everything that happened before it
 //! was asked for is durable; what happens after that is reconciled when it returns.
 
-use super::{HeldEnd, LaneIx, Shard, Timer};
+use super::parking::ParkedKey;
+use super::{Alarm, HeldEnd, LaneIx, Shard};
+use crate::backlog::Level;
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::{Row, Task};
+use crate::change::{Row, Task, Timed, TimerRow};
 use crate::messages::Effect;
 use crate::names::{LoadId, Millis, RequestId, TaskId};
 
 /// Whom a read is for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum LoadFor {
     Lane(LaneIx),
+    Timers,
+    Parked(ParkedKey),
     Task(TaskId),
 }
 
 /// Who waits for the store's word on a task.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Waiter {
-    Cancel(RequestId),
+    /// Somebody who wants it canceled; nobody waits for the answer if an earlier owner was asked.
+    Cancel(Option<RequestId>),
+    Replay(RequestId),
     LateEnd(HeldEnd),
+    /// A timer of this level.
+    Expire(Level),
+    Detach(Level),
 }
 
 /// A read of one task.
@@ -58,6 +67,53 @@ impl Shard {
                 self.after_commit(effect, effects);
             }
         }
+        self.ask_timers(effects);
+    }
+
+    /// Asks for timers, if more of them should be known.
+    fn ask_timers(&mut self, effects: &mut Vec<Effect>) {
+        if self.timers.shelf.read_retry.is_some() {
+            return;
+        }
+        let Some((above, limit)) = self.timers.shelf.window.wants_read(self.bounds.page_rows) else { return };
+        let load = LoadId(self.next_load);
+        self.next_load += 1;
+        self.timers.shelf.window.read_asked(load);
+        self.loads.insert(load, LoadFor::Timers);
+        self.after_commit(Effect::LoadTimers { load, above, limit }, effects);
+    }
+
+    pub(super) fn on_timers_loaded(
+        &mut self,
+        load: LoadId,
+        rows: Vec<TimerRow>,
+        end: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(LoadFor::Timers) = self.loads.remove(&load) else { return };
+        if !self.timers.shelf.window.awaits(load) {
+            return; // given up because it took too long
+        }
+        let foreign = rows.iter().find(|row| row.at.seq() >= self.next_seq || !self.knows_lane(row));
+        if let Some(row) = foreign {
+            effects.push(Effect::Broken { what: foreign_task(row.task) });
+        } else if let Err(what) = self.timers_returned(rows, end) {
+            effects.push(Effect::Broken { what });
+        }
+    }
+
+    fn timers_returned(&mut self, rows: Vec<TimerRow>, end: bool) -> Result<(), String> {
+        let rows = rows.into_iter().map(|row| (row.at, (row.task, row.what))).collect();
+        let returned = self.timers.shelf.read_returned(rows, end, self.durable_seq);
+        returned.map_err(|what| format!("timers: {what}"))
+    }
+
+    /// Whether a timer's task can be placed when it is due.
+    fn knows_lane(&self, row: &TimerRow) -> bool {
+        match &row.what {
+            Timed::Due(lane, _) => self.lane_of(*lane).is_some(),
+            Timed::Expire | Timed::Detach | Timed::Forget { .. } => true,
+        }
     }
 
     pub(super) fn on_loaded(&mut self, load: LoadId, rows: Vec<Row>, end: bool, effects: &mut Vec<Effect>) {
@@ -74,7 +130,8 @@ impl Shard {
         } else if let Err(what) = lane.read_returned(rows, end, self.durable_seq) {
             effects.push(Effect::Broken { what });
         }
-        self.ready.insert(lane.id.queue);
+        let queue = lane.id.queue;
+        self.wake(queue);
         self.save_empty(ix, ack);
     }
 
@@ -87,14 +144,23 @@ impl Shard {
                     let at = retry_at(self.now, lane.read_failures);
                     lane.read_failures = lane.read_failures.saturating_add(1);
                     lane.read_retry = Some(at);
-                    self.arm(at, Timer::ReadLane(ix));
+                    self.arm(at, Alarm::ReadLane(ix));
                 }
+            }
+            Some(LoadFor::Parked(at)) => self.on_parked_failed(load, at),
+            Some(LoadFor::Timers) if !self.timers.shelf.window.awaits(load) => {}
+            Some(LoadFor::Timers) => {
+                self.timers.shelf.window.read_failed();
+                let at = retry_at(self.now, self.timers.shelf.read_failures);
+                self.timers.shelf.read_failures = self.timers.shelf.read_failures.saturating_add(1);
+                self.timers.shelf.read_retry = Some(at);
+                self.arm(at, Alarm::ReadTimers);
             }
             Some(LoadFor::Task(task)) => {
                 if let Some(read) = self.task_reads.get_mut(&task) {
                     let at = retry_at(self.now, read.failures);
                     read.failures = read.failures.saturating_add(1);
-                    self.arm(at, Timer::ReadTask(task));
+                    self.arm(at, Alarm::ReadTask(task));
                 }
             }
             None => {}
@@ -103,7 +169,7 @@ impl Shard {
 
     /// Looks a task up in the store, for one more waiter.
     pub(super) fn read_task_for(&mut self, task: TaskId, waiter: Waiter, effects: &mut Vec<Effect>) {
-        if let (Waiter::LateEnd(held), Some(read)) = (waiter, self.task_reads.get(&task))
+        if let (Waiter::LateEnd(held), Some(read)) = (&waiter, self.task_reads.get(&task))
             && read.waiters.iter().any(|w| matches!(w, Waiter::LateEnd(other) if other.fence == held.fence))
         {
             return; // said again
@@ -138,7 +204,7 @@ impl Shard {
             return;
         }
         if let Some(task) = &task
-            && (task.level.is_some_and(|level| level.seq() >= self.next_seq)
+            && (task.place.level().is_some_and(|level| level.seq() >= self.next_seq)
                 || self.lane_of(task.lane).is_none())
         {
             effects.push(Effect::Broken { what: foreign_task(id) });
@@ -163,11 +229,11 @@ impl Shard {
 }
 
 /// An owner that was fenced and does not know it yet may read what its successor wrote.
-fn foreign_task(task: TaskId) -> String {
+pub(super) fn foreign_task(task: TaskId) -> String {
     format!("the store holds task {task} at a place that this owner never gave: another owner has the shard")
 }
 
-fn retry_at(now: Millis, failures: u32) -> Millis {
+pub(super) fn retry_at(now: Millis, failures: u32) -> Millis {
     let wait = bounds::READ_RETRY_MS << failures.min(16);
     now.plus(wait.min(bounds::READ_RETRY_MAX_MS))
 }

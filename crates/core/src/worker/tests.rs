@@ -15,9 +15,11 @@ fn run(task: u64, dispatch: u64) -> Run {
         lane: LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) },
         level: Level::ZERO,
         key: Key::shared(),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
         attempt: 1,
         max_attempts: 5,
+        lost: 0,
+        terms: None,
         fence: Fence { epoch: EPOCH, dispatch },
         started: Millis(0),
     }

@@ -3,9 +3,10 @@
 //! has a request id for that, so that it happens once however often it is sent.
 //!
 //! In reading order: `task` (what is submitted), this module (the calls), `watch` (streams that outlive a
-//! connection), `batch` (many callers, few calls).
+//! connection), `many` (changes of many tasks, step by step), `batch` (many callers, few calls).
 
 mod batch;
+mod many;
 mod task;
 mod watch;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use evenhand_api::v1::client_client::ClientClient;
 use evenhand_api::{MESSAGE_BYTES, convert, errors, v1};
+use evenhand_core::backlog::Weight;
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Refusal, bounds};
 use prost::Message;
@@ -23,8 +25,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, Streaming};
 
 pub use batch::{Batcher, Batching, Receipt};
-pub use task::{Filter, NewTask};
-pub use v1::{Task, TaskState};
+pub use many::{Changed, Changing};
+pub use task::{Filter, NewTask, QueueSettings, Retries};
+pub use v1::{Task, TaskState, Try};
 pub use watch::Watch;
 
 type Grpc = ClientClient<Channel>;
@@ -52,6 +55,16 @@ pub struct Enqueued {
     pub ids: Vec<String>,
     /// False: the request id was known, and nothing was accepted anew.
     pub created: bool,
+    /// Those that were known by their unique keys, by their places in `ids`, in order: they were not accepted anew.
+    pub known: Vec<usize>,
+}
+
+impl Enqueued {
+    /// The id of each task, in order, and whether it was accepted by this request.
+    pub fn tasks(&self) -> impl Iterator<Item = (&str, bool)> {
+        let created = |n| self.created && self.known.binary_search(&n).is_err();
+        self.ids.iter().enumerate().map(move |(n, id)| (id.as_str(), created(n)))
+    }
 }
 
 /// The payload of a task.
@@ -97,7 +110,8 @@ impl Client {
         self
     }
 
-    /// Submits one task and returns its id. It is durable then.
+    /// Submits one task and returns its id. It is durable then. If its unique key is known, the id is that of the task
+    /// that is there already; [`Client::enqueue_all`] tells which it is.
     pub async fn enqueue(&self, queue: &str, task: NewTask) -> Result<String, Refusal> {
         let enqueued = self.enqueue_all(queue, vec![task]).await?;
         enqueued
@@ -129,7 +143,9 @@ impl Client {
         }
         let client = self.clone().patience(self.patience.min(ENQUEUE));
         let answer = client.call(request, async |mut grpc, request| grpc.enqueue(request).await).await?;
-        Ok(Enqueued { ids: answer.ids, created: answer.created })
+        let mut known: Vec<usize> = answer.known.into_iter().map(|place| place as usize).collect();
+        known.sort_unstable();
+        Ok(Enqueued { ids: answer.ids, created: answer.created, known })
     }
 
     /// How a task stands.
@@ -137,7 +153,7 @@ impl Client {
         self.call(v1::GetRequest { id: id.into() }, async |mut grpc, request| grpc.get(request).await).await
     }
 
-    /// What a task was submitted with, as long as it has not ended.
+    /// What a task was submitted with, as long as it is remembered.
     pub async fn payload(&self, id: &str) -> Result<Payload, Refusal> {
         let request = v1::GetRequest { id: id.into() };
         let answer = self.call(request, async |mut grpc, request| grpc.payload(request).await).await?;
@@ -161,11 +177,7 @@ impl Client {
 
     /// Everything that happens to the tasks of a filter, from now on.
     pub async fn watch_all(&self, filter: Filter) -> Result<Watch, Refusal> {
-        let Filter { queue, key, state } = filter;
-        if state != TaskState::Unspecified {
-            return Err(Refusal::invalid("state", "is for lists; a watch tells every state"));
-        }
-        self.watch_from(v1::WatchRequest { queue, key, ..v1::WatchRequest::default() }).await
+        self.watch_from(filter.watched()?).await
     }
 
     /// The same, as the wire has it: with `after`, the id of an event, it goes on from there.
@@ -180,12 +192,57 @@ impl Client {
         Ok(answer.stopping)
     }
 
-    /// A page of the tasks that have not ended: a [`Filter`], or what the wire has for it.
+    /// Cancels all tasks of a filter that have not ended, step by step: see [`Changing`]. The filter names a queue or a
+    /// key at least.
+    ///
+    /// ```no_run
+    /// # async fn example(client: evenhand::Client) -> Result<(), evenhand::Refusal> {
+    /// use evenhand::{Filter, TaskState};
+    ///
+    /// let waiting = Filter::all().queue("render").key("acme").state(TaskState::Queued);
+    /// let mut canceling = client.cancel_many(waiting);
+    /// while let Some(step) = canceling.next().await? {
+    ///     println!("{} more are canceled", step.tasks);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn cancel_many(&self, filter: Filter) -> Changing {
+        Changing::begin(self.clone(), many::What::Cancel, filter)
+    }
+
+    /// Runs an ended task again, as another task, whose id it returns. The two know each other: `replay_of` and
+    /// `replayed_as` of a [`Task`].
+    ///
+    /// Every call makes a task, so one that is not answered is not sent again: look at `replayed_as` then.
+    pub async fn replay(&self, id: &str) -> Result<String, Refusal> {
+        let request = v1::ReplayRequest { id: id.into() };
+        let replay = async |mut grpc: Grpc, request| grpc.replay(request).await;
+        let answer = self.tries(request, true, |refusal| refusal.kind == Kind::Limited, replay).await?;
+        Ok(answer.id)
+    }
+
+    /// Runs all ended tasks of a filter again that were not run again yet, step by step: see [`Changing`]. The filter
+    /// names a queue or a key at least.
+    ///
+    /// ```no_run
+    /// # async fn example(client: evenhand::Client) -> Result<(), evenhand::Refusal> {
+    /// use evenhand::{Filter, TaskState};
+    ///
+    /// let failed = Filter::all().queue("render").state(TaskState::Failed);
+    /// println!("{} are run again", client.replay_many(failed).all().await?.tasks);
+    /// # Ok(()) }
+    /// ```
+    pub fn replay_many(&self, filter: Filter) -> Changing {
+        Changing::begin(self.clone(), many::What::Replay, filter)
+    }
+
+    /// A page of tasks, by id: those that have not ended, and those whose end is remembered. Of a [`Filter`], or what
+    /// the wire has for it.
     pub async fn list(&self, request: impl Into<v1::ListRequest>) -> Result<v1::ListResponse, Refusal> {
         self.call(request.into(), async |mut grpc, request| grpc.list(request).await).await
     }
 
-    /// All tasks of a filter that have not ended, one after the other; pages are fetched as they are needed.
+    /// All tasks of a filter, one after the other; pages are fetched as they are needed.
     pub fn list_all(&self, filter: Filter) -> Listing {
         Listing { client: self.clone(), next: Some(filter.into()), page: Vec::new().into_iter() }
     }
@@ -207,10 +264,77 @@ impl Client {
         Ok(answer.queues)
     }
 
-    /// One queue, and the shares of at most so many keys, the busiest first: 1 to 1000.
+    /// One queue, its settings, and the shares of at most so many keys, the busiest first: 1 to 1000.
     pub async fn queue(&self, name: &str, keys: u32) -> Result<v1::QueueResponse, Refusal> {
         let request = v1::QueueRequest { name: name.into(), keys: Some(keys) };
         self.call(request, async |mut grpc, request| grpc.queue(request).await).await
+    }
+
+    /// Changes settings of a queue, all that are named or none, and returns all of them with their new version. The
+    /// queue is made if it is new.
+    ///
+    /// ```no_run
+    /// # async fn example(client: evenhand::Client) -> Result<(), evenhand::Refusal> {
+    /// use evenhand::{QueueSettings, Retries};
+    ///
+    /// let settings = QueueSettings::new().retries(Retries::new().max_attempts(8));
+    /// client.set_queue("render", settings).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn set_queue(
+        &self,
+        name: &str,
+        settings: QueueSettings,
+    ) -> Result<v1::SetQueueResponse, Refusal> {
+        let QueueSettings { settings, version } = settings;
+        let request = v1::SetQueueRequest { name: name.into(), settings: Some(settings), version };
+        // The same again is the same settings. With a version it is not the same: the first may have changed it.
+        let passing = move |refusal: &Refusal| match version {
+            None => is_passing(refusal),
+            Some(_) => refusal.kind == Kind::Limited,
+        };
+        self.tries(request, true, passing, async |mut grpc, request| grpc.set_queue(request).await).await
+    }
+
+    /// Pauses a queue: nothing of it is started any more. What runs goes on.
+    pub async fn pause(&self, queue: &str) -> Result<(), Refusal> {
+        self.set_queue(queue, QueueSettings::new().paused(true)).await.map(drop)
+    }
+
+    /// Resumes a paused queue.
+    pub async fn resume(&self, queue: &str) -> Result<(), Refusal> {
+        self.set_queue(queue, QueueSettings::new().paused(false)).await.map(drop)
+    }
+
+    /// Gives a key of a queue a weight, whatever its tasks ask for: 0.001 to 1000, or 0 for what they ask for again.
+    pub async fn set_key_weight(&self, queue: &str, key: &str, weight: f64) -> Result<(), Refusal> {
+        let thousandths = if weight == 0.0 { 0 } else { Weight::new(weight)?.thousandths() };
+        self.set_key(queue, key, Some(thousandths), None).await
+    }
+
+    /// Pauses a key of a queue: its tasks wait. What runs goes on.
+    pub async fn pause_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.set_key(queue, key, None, Some(true)).await
+    }
+
+    /// Lets a paused key go on. It gets its share from then on, and not what it missed.
+    pub async fn resume_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
+        self.set_key(queue, key, None, Some(false)).await
+    }
+
+    async fn set_key(
+        &self,
+        queue: &str,
+        key: &str,
+        weight_thousandths: Option<u32>,
+        paused: Option<bool>,
+    ) -> Result<(), Refusal> {
+        let (queue, key) = (queue.into(), key.into());
+        let request = v1::SetKeyRequest { queue, key, weight_thousandths, paused };
+        // The same again is the same.
+        self.tries(request, true, is_passing, async |mut grpc, request| grpc.set_key(request).await)
+            .await
+            .map(drop)
     }
 
     /// Every worker.
@@ -231,7 +355,7 @@ impl Client {
         request: Q,
         call: impl AsyncFn(Grpc, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, Refusal> {
-        self.tries(request, true, call).await
+        self.tries(request, true, is_passing, call).await
     }
 
     /// The same for a call that opens a stream: only its beginning is limited, and the server not told.
@@ -240,14 +364,15 @@ impl Client {
         request: Q,
         call: impl AsyncFn(Grpc, Request<Q>) -> Result<Response<Streaming<A>>, Status>,
     ) -> Result<Streaming<A>, Refusal> {
-        self.tries(request, false, call).await
+        self.tries(request, false, is_passing, call).await
     }
 
-    /// Calls, and calls again while the reason of a failure may pass. Every call is safe to repeat.
+    /// Calls, and calls again while the reason of a failure may pass, and it is safe to.
     async fn tries<Q: Clone, A>(
         &self,
         request: Q,
         timed: bool,
+        again: impl Fn(&Refusal) -> bool,
         call: impl AsyncFn(Grpc, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, Refusal> {
         let began = Instant::now();
@@ -269,7 +394,7 @@ impl Client {
                 Err(_) => silent(within),
             };
             let wait = refusal.retry_after_ms.map_or(pause, Duration::from_millis).max(pause);
-            if !is_passing(&refusal) || began.elapsed() + wait >= self.patience {
+            if !again(&refusal) || began.elapsed() + wait >= self.patience {
                 return Err(refusal);
             }
             tokio::time::sleep(wait).await;

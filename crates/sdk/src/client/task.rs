@@ -1,6 +1,6 @@
-//! A task to submit, and which tasks to look at.
+//! A task to submit, which tasks to look at or to change, and how a queue treats them.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use evenhand_api::{convert, v1};
@@ -17,6 +17,20 @@ use super::TaskState;
 ///
 /// let task = NewTask::json(&["report.pdf"])?.key("acme").max_duration(Duration::from_secs(60));
 /// # Ok::<(), evenhand::Refusal>(())
+/// ```
+///
+/// It may wait for a time, be too late after another, and be the only one of its kind:
+///
+/// ```
+/// # use std::time::Duration;
+/// use evenhand::{NewTask, Retries};
+///
+/// let minutes = |n: u64| Duration::from_secs(60 * n);
+/// let task = NewTask::new("the bill of May")
+///     .delay(minutes(10))
+///     .expires(minutes(60))
+///     .retries(Retries::new().max_attempts(8).backoff(Duration::from_secs(5)))
+///     .unique("bill-2026-05");
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct NewTask {
@@ -61,9 +75,54 @@ impl NewTask {
         self
     }
 
-    /// How often it may be tried; 5 if nobody says.
+    /// How often it may be tried; its queue decides if nobody says.
     pub fn max_attempts(mut self, attempts: u32) -> NewTask {
-        self.task.max_attempts = Some(attempts);
+        self.task.retry.get_or_insert_default().max_attempts = Some(attempts);
+        self
+    }
+
+    /// How it is tried again when it fails. Where this says nothing, its queue decides.
+    pub fn retries(mut self, retries: Retries) -> NewTask {
+        self.task.retry = Some(retries.retry);
+        self
+    }
+
+    /// It may start after so long, and is scheduled until then.
+    pub fn delay(mut self, delay: Duration) -> NewTask {
+        self.task.delay_ms = Some(ms(delay));
+        self.task.run_at_ms = None;
+        self
+    }
+
+    /// It may start at this time, and is scheduled until then. The past is now.
+    pub fn run_at(mut self, at: SystemTime) -> NewTask {
+        self.task.run_at_ms = Some(since_1970(at));
+        self.task.delay_ms = None;
+        self
+    }
+
+    /// It is too late to start it after so long: it ends as expired.
+    pub fn expires(mut self, after: Duration) -> NewTask {
+        self.task.expires_ms = Some(ms(after));
+        self
+    }
+
+    /// The same key again in the same queue within a day is the same task: it is not accepted anew, and its id is
+    /// answered. See [`NewTask::unique_for`] for another window.
+    pub fn unique(mut self, key: impl Into<String>) -> NewTask {
+        self.task.unique_key = key.into();
+        self
+    }
+
+    /// How long its unique key counts, at most 30 days; a day if nobody says.
+    pub fn unique_for(mut self, window: Duration) -> NewTask {
+        self.task.unique_ms = Some(ms(window));
+        self
+    }
+
+    /// It is wanted as long as somebody watches it: it is canceled when nobody has for so long, a second to a day.
+    pub fn attached(mut self, ttl: Duration) -> NewTask {
+        self.task.attach_ttl_ms = Some(ms(ttl));
         self
     }
 
@@ -74,7 +133,7 @@ impl NewTask {
 
     /// How long one run may take.
     pub fn max_duration(mut self, duration: Duration) -> NewTask {
-        self.task.max_duration_ms = Some(duration.as_millis() as u64);
+        self.task.max_duration_ms = Some(ms(duration));
         self
     }
 
@@ -92,7 +151,120 @@ impl From<v1::NewTask> for NewTask {
     }
 }
 
-/// Which tasks to list or to watch: all, of this queue, of this key.
+/// How tasks are tried again: for one ([`NewTask::retries`]), or for all of a queue that do not say
+/// ([`QueueSettings::retries`]). What it does not say stays as it is.
+///
+/// ```
+/// # use std::time::Duration;
+/// use evenhand::Retries;
+///
+/// // After 1 s, 3 s, 9 s, and then every 10 s; each varies by half, so that what failed together does not come
+/// // back together.
+/// let patient = Retries::new()
+///     .max_attempts(20)
+///     .backoff(Duration::from_secs(1))
+///     .factor(3.0)
+///     .max_backoff(Duration::from_secs(10));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Retries {
+    pub(crate) retry: v1::Retry,
+}
+
+impl Retries {
+    /// Nothing said yet.
+    pub fn new() -> Retries {
+        Retries::default()
+    }
+
+    /// How often a task is tried in all, 1 to 1000.
+    pub fn max_attempts(mut self, attempts: u32) -> Retries {
+        self.retry.max_attempts = Some(attempts);
+        self
+    }
+
+    /// How long it waits before the second try.
+    pub fn backoff(mut self, first: Duration) -> Retries {
+        self.retry.backoff_ms = Some(ms(first));
+        self
+    }
+
+    /// How many times as long it waits before each later one, 1 to 100.
+    pub fn factor(mut self, factor: f64) -> Retries {
+        // What is no such number becomes one that is refused.
+        self.retry.factor_thousandths = Some((factor * 1e3).round() as u32);
+        self
+    }
+
+    /// How long it waits at most.
+    pub fn max_backoff(mut self, longest: Duration) -> Retries {
+        self.retry.max_backoff_ms = Some(ms(longest));
+        self
+    }
+
+    /// After so many runs that were lost with their workers a task is not tried again, 1 to 255. Of queues only.
+    pub fn max_lost(mut self, runs: u32) -> Retries {
+        self.retry.max_lost = Some(runs);
+        self
+    }
+}
+
+impl From<v1::Retry> for Retries {
+    fn from(retry: v1::Retry) -> Retries {
+        Retries { retry }
+    }
+}
+
+/// How a queue treats its tasks: what is to be changed, see [`Client::set_queue`](crate::Client::set_queue). What it
+/// does not say stays as it is.
+///
+/// ```
+/// # use std::time::Duration;
+/// use evenhand::{QueueSettings, Retries};
+///
+/// let settings = QueueSettings::new()
+///     .retries(Retries::new().max_attempts(8))
+///     .retention(Duration::from_secs(7 * 24 * 3600));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct QueueSettings {
+    pub(super) settings: v1::QueueSettings,
+    pub(super) version: Option<u64>,
+}
+
+impl QueueSettings {
+    /// Nothing said yet.
+    pub fn new() -> QueueSettings {
+        QueueSettings::default()
+    }
+
+    /// How its tasks are tried again, unless they say it themselves.
+    pub fn retries(mut self, retries: Retries) -> QueueSettings {
+        self.settings.retry = Some(retries.retry);
+        self
+    }
+
+    /// How long the ends of its tasks are remembered, with their results, at most a year. Zero: not at all.
+    pub fn retention(mut self, retention: Duration) -> QueueSettings {
+        self.settings.retention_ms = Some(ms(retention));
+        self
+    }
+
+    /// Whether it is paused: nothing of it is started. What runs goes on.
+    pub fn paused(mut self, paused: bool) -> QueueSettings {
+        self.settings.paused = Some(paused);
+        self
+    }
+
+    /// Only if nobody has changed them since: the version as it was read ([`Client::queue`](crate::Client::queue)).
+    /// Otherwise it is refused, as a conflict.
+    pub fn if_version(mut self, version: u64) -> QueueSettings {
+        self.version = Some(version);
+        self
+    }
+}
+
+/// Which tasks to list, to watch, to cancel or to run again: those that match everything that is named.
 ///
 /// ```
 /// use evenhand::{Filter, TaskState};
@@ -101,9 +273,7 @@ impl From<v1::NewTask> for NewTask {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    pub(super) queue: String,
-    pub(super) key: String,
-    pub(super) state: TaskState,
+    pub(super) filter: v1::Filter,
 }
 
 impl Filter {
@@ -114,27 +284,102 @@ impl Filter {
 
     /// Of this queue only.
     pub fn queue(mut self, queue: impl Into<String>) -> Filter {
-        self.queue = queue.into();
+        self.filter.queue = queue.into();
         self
     }
 
     /// Of this key only.
     pub fn key(mut self, key: impl Into<String>) -> Filter {
-        self.key = key.into();
+        self.filter.key = key.into();
         self
     }
 
-    /// Queued or running only. For lists: a watch tells every state.
+    /// In this state only. A watch tells every state, and refuses it.
     pub fn state(mut self, state: TaskState) -> Filter {
-        self.state = state;
+        self.filter.state = state.into();
         self
+    }
+
+    /// Accepted at this time or later only. A watch begins now, and refuses it.
+    pub fn accepted_from(mut self, from: SystemTime) -> Filter {
+        self.filter.accepted_from_ms = Some(since_1970(from));
+        self
+    }
+
+    /// Accepted before this time only. A watch refuses it.
+    pub fn accepted_before(mut self, before: SystemTime) -> Filter {
+        self.filter.accepted_before_ms = Some(since_1970(before));
+        self
+    }
+
+    /// What a watch can ask for.
+    pub(super) fn watched(self) -> Result<v1::WatchRequest, Refusal> {
+        let v1::Filter { queue, key, state, accepted_from_ms, accepted_before_ms } = self.filter;
+        if state != i32::from(TaskState::Unspecified) {
+            return Err(Refusal::invalid("state", "is for lists; a watch tells every state"));
+        }
+        if accepted_from_ms.or(accepted_before_ms).is_some() {
+            return Err(Refusal::invalid("accepted", "is for lists; a watch tells what happens from now on"));
+        }
+        Ok(v1::WatchRequest { queue, key, ..v1::WatchRequest::default() })
+    }
+}
+
+impl From<v1::Filter> for Filter {
+    fn from(filter: v1::Filter) -> Filter {
+        Filter { filter }
     }
 }
 
 impl From<Filter> for v1::ListRequest {
     /// The first page, of the usual size.
     fn from(filter: Filter) -> v1::ListRequest {
-        let Filter { queue, key, state } = filter;
-        v1::ListRequest { queue, key, state: state.into(), ..v1::ListRequest::default() }
+        let v1::Filter { queue, key, state, accepted_from_ms, accepted_before_ms } = filter.filter;
+        let (cursor, limit) = (String::new(), None);
+        v1::ListRequest { queue, cursor, limit, key, state, accepted_from_ms, accepted_before_ms }
+    }
+}
+
+/// A duration on the wire. What is too long for it is refused there.
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A time on the wire. Whatever was before 1970 is past all the same.
+fn since_1970(at: SystemTime) -> u64 {
+    ms(at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_word_on_when_a_task_starts_counts() {
+        let later = UNIX_EPOCH + Duration::from_secs(7);
+        let task = NewTask::new("x").delay(Duration::from_secs(3)).run_at(later).task;
+        assert_eq!((task.delay_ms, task.run_at_ms), (None, Some(7_000)));
+        let task = NewTask::new("x").run_at(later).delay(Duration::from_secs(3)).task;
+        assert_eq!((task.delay_ms, task.run_at_ms), (Some(3_000), None));
+        let past = NewTask::new("x").run_at(UNIX_EPOCH - Duration::from_secs(7)).task;
+        assert_eq!(past.run_at_ms, Some(0));
+    }
+
+    #[test]
+    fn attempts_are_a_part_of_the_retries() {
+        let task = NewTask::new("x").retries(Retries::new().backoff(Duration::from_secs(1))).max_attempts(7);
+        let retry = task.task.retry.unwrap_or_default();
+        assert_eq!((retry.max_attempts, retry.backoff_ms), (Some(7), Some(1_000)));
+        let factors = [1.0, 2.5, -1.0, f64::NAN, 1e12].map(|n| Retries::new().factor(n).retry);
+        let factors = factors.map(|retry| retry.factor_thousandths);
+        assert_eq!(factors, [1_000, 2_500, 0, 0, u32::MAX].map(Some));
+    }
+
+    #[test]
+    fn a_watch_refuses_what_it_cannot_do() {
+        let watched = |filter: Filter| filter.watched().map_err(|refusal| refusal.field);
+        assert!(watched(Filter::all().queue("q").key("k")).is_ok());
+        assert_eq!(watched(Filter::all().state(TaskState::Queued)).err(), Some("state".into()));
+        assert_eq!(watched(Filter::all().accepted_before(UNIX_EPOCH)).err(), Some("accepted".into()));
     }
 }

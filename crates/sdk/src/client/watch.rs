@@ -17,6 +17,8 @@ const LASTED: Duration = Duration::from_secs(1);
 /// It outlives the connection and the server. When the stream breaks it is taken up again, as patiently as the
 /// client makes its calls, after the last event that was seen. What the server does not know any more is not
 /// passed over in silence: a `missed` comes first, and for one task then how it stands now.
+///
+/// As long as it lives it keeps an attached task ([`NewTask::attached`](crate::NewTask::attached)).
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
@@ -149,7 +151,7 @@ impl Watch {
 /// Whether a task has ended.
 pub(crate) fn is_over(task: &Task) -> bool {
     match task.state() {
-        TaskState::Succeeded | TaskState::Failed | TaskState::Canceled => true,
-        TaskState::Queued | TaskState::Running | TaskState::Unspecified => false,
+        TaskState::Succeeded | TaskState::Failed | TaskState::Canceled | TaskState::Expired => true,
+        TaskState::Queued | TaskState::Scheduled | TaskState::Running | TaskState::Unspecified => false,
     }
 }

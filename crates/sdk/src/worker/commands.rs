@@ -7,13 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use evenhand_api::{RESULT_BYTES, convert};
 use evenhand_core::life::End;
 use tokio::sync::{mpsc, watch};
 
 use super::drain::Drain;
-use super::handlers::Board;
+use super::handlers::{Board, Word};
 use super::runtime::{Happening, Job, RunKey, Runner, Runtime};
 use super::{Offer, WorkerError};
 use crate::guardian::{
@@ -282,7 +281,7 @@ impl Errand {
                 match told {
                     Ok(()) => {}
                     Err(error @ GuardianError::TooLarge { .. }) => {
-                        self.ended(id, Some(End::FailedForGood), Bytes::new(), error.to_string(), 0).await;
+                        self.ended(id, Some(Word::failed_for_good(error.to_string())), 0).await;
                     }
                     Err(error) => {
                         self.not_started(id).await;
@@ -347,7 +346,8 @@ impl Errand {
             Event::Ended(ended) => {
                 let max_duration_ms = self.by_id.get(&ended.id).map_or(0, |running| running.max_duration_ms);
                 let (end, error) = judge(&ended, max_duration_ms);
-                self.ended(ended.id, end, ended.stdout, error, ended.lines_dropped).await;
+                let word = end.map(|end| Word { end, result: ended.stdout, ..Word::failed(error) });
+                self.ended(ended.id, word, ended.lines_dropped).await;
             }
         }
     }
@@ -359,10 +359,10 @@ impl Errand {
         }
     }
 
-    async fn ended(&mut self, id: u64, end: Option<End>, result: Bytes, error: String, lines_dropped: u64) {
+    async fn ended(&mut self, id: u64, word: Option<Word>, lines_dropped: u64) {
         if let Some(Running { run, .. }) = self.by_id.remove(&id) {
             self.by_run.remove(&run);
-            drop(self.happenings.send(Happening::Ended { run, end, result, error, lines_dropped }).await);
+            drop(self.happenings.send(Happening::Ended { run, word, lines_dropped }).await);
         }
     }
 }
@@ -397,6 +397,8 @@ fn judge(ended: &Ended, max_duration_ms: u64) -> (Option<End>, String) {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[test]

@@ -20,7 +20,12 @@ use super::runtime::{Happening, RunKey, cut};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Another try may help.
-    Retry(String),
+    Retry {
+        /// Why it failed.
+        why: String,
+        /// When to try it again, counted from now. None: the task or its queue decides.
+        after: Option<Duration>,
+    },
     /// Another try would fail too.
     ForGood(String),
 }
@@ -28,7 +33,18 @@ pub enum Failure {
 impl Failure {
     /// Another try may help.
     pub fn retry(why: impl ToString) -> Failure {
-        Failure::Retry(why.to_string())
+        Failure::Retry { why: why.to_string(), after: None }
+    }
+
+    /// Another try may help, after so long: whatever the backoff of the task is.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use evenhand::Failure;
+    /// let busy = Failure::retry_after(Duration::from_secs(30), "the printer is out of paper");
+    /// ```
+    pub fn retry_after(after: Duration, why: impl ToString) -> Failure {
+        Failure::Retry { why: why.to_string(), after: Some(after) }
     }
 
     /// Another try would fail too.
@@ -40,7 +56,10 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Failure::Retry(why) => write!(f, "{why}; to be tried again"),
+            Failure::Retry { why, after: None } => write!(f, "{why}; to be tried again"),
+            Failure::Retry { why, after: Some(after) } => {
+                write!(f, "{why}; to be tried again in {} ms", after.as_millis())
+            }
             Failure::ForGood(why) => write!(f, "{why}; for good"),
         }
     }
@@ -49,7 +68,7 @@ impl std::fmt::Display for Failure {
 impl<E: std::error::Error> From<E> for Failure {
     /// With `?`, an error means that another try may help.
     fn from(error: E) -> Failure {
-        Failure::Retry(error.to_string())
+        Failure::retry(error)
     }
 }
 
@@ -280,7 +299,32 @@ impl std::fmt::Debug for Handlers {
     }
 }
 
-pub(super) type Handling = Pin<Box<dyn Future<Output = (End, Bytes, String)> + Send>>;
+/// How a run ended, and what it left behind.
+#[derive(Debug)]
+pub(crate) struct Word {
+    pub(crate) end: End,
+    pub(crate) result: Bytes,
+    pub(crate) error: String,
+    /// When it wants to be tried again, if it says.
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Word {
+    pub(crate) fn succeeded(result: Bytes) -> Word {
+        Word { end: End::Succeeded, result, error: String::new(), retry_after: None }
+    }
+
+    /// It failed; another try may help.
+    pub(crate) fn failed(error: String) -> Word {
+        Word { end: End::Failed, result: Bytes::new(), error, retry_after: None }
+    }
+
+    pub(crate) fn failed_for_good(error: String) -> Word {
+        Word { end: End::FailedForGood, ..Word::failed(error) }
+    }
+}
+
+pub(super) type Handling = Pin<Box<dyn Future<Output = Word> + Send>>;
 pub(super) type Handler = Arc<dyn Fn(Bytes, Run) -> Handling + Send + Sync>;
 
 /// A handler of bytes, made of one of values.
@@ -301,7 +345,7 @@ where
                 Ok(value) => value,
                 Err(error) => {
                     let why = format!("the payload is not what the handler takes: {error}");
-                    return (End::FailedForGood, Bytes::new(), why);
+                    return Word::failed_for_good(why);
                 }
             };
             ended(handler(value, run).await, |result: R| {
@@ -326,22 +370,18 @@ where
     })
 }
 
-/// What a handler's word means.
-fn ended<R>(
-    said: Result<R, Failure>,
-    bytes: impl FnOnce(R) -> Result<Bytes, String>,
-) -> (End, Bytes, String) {
+/// What a handler's answer means.
+fn ended<R>(said: Result<R, Failure>, bytes: impl FnOnce(R) -> Result<Bytes, String>) -> Word {
     match said.map(bytes) {
         // A part of a result is worse than none.
         Ok(Ok(result)) if result.len() > RESULT_BYTES => {
             let is = result.len();
-            let why = format!(
+            Word::failed_for_good(format!(
                 "the result has {is} bytes; at most {RESULT_BYTES} are kept: store it elsewhere and return its address"
-            );
-            (End::FailedForGood, Bytes::new(), why)
+            ))
         }
-        Ok(Ok(result)) => (End::Succeeded, result, String::new()),
-        Ok(Err(why)) | Err(Failure::ForGood(why)) => (End::FailedForGood, Bytes::new(), cut(why)),
-        Err(Failure::Retry(why)) => (End::Failed, Bytes::new(), cut(why)),
+        Ok(Ok(result)) => Word::succeeded(result),
+        Ok(Err(why)) | Err(Failure::ForGood(why)) => Word::failed_for_good(cut(why)),
+        Err(Failure::Retry { why, after }) => Word { retry_after: after, ..Word::failed(cut(why)) },
     }
 }

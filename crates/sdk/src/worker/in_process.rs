@@ -13,14 +13,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use evenhand_core::life::End;
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tracing::error;
 
-use super::handlers::{Board, Handlers, Handling, Order, Run, Told};
+use super::handlers::{Board, Handlers, Handling, Order, Run, Told, Word};
 use super::runtime::{Happening, Job, RunKey, Runner, cut};
 use super::{Offer, WorkerError};
 use crate::guardian::{Instance, SeatLock, boottime_ms};
@@ -155,23 +153,12 @@ impl Runner for InProcess {
                 }
                 None => {
                     let why = format!("no handler serves queue {}", job.queue);
-                    Some((End::Failed, Bytes::new(), why))
+                    Some(Word::failed(why))
                 }
             };
             shared.alive.fetch_sub(1, Ordering::Relaxed);
             shared.ended.notify_one();
-            let happening = match ended {
-                Some((end, result, error)) => {
-                    Happening::Ended { run, end: Some(end), result, error, lines_dropped: 0 }
-                }
-                None => Happening::Ended {
-                    run,
-                    end: None,
-                    result: Bytes::new(),
-                    error: String::new(),
-                    lines_dropped: 0,
-                },
-            };
+            let happening = Happening::Ended { run, word: ended, lines_dropped: 0 };
             drop(happenings.send(happening).await);
         });
     }
@@ -217,7 +204,7 @@ struct Guarded {
 }
 
 impl Future for Guarded {
-    type Output = Option<(End, Bytes, String)>;
+    type Output = Option<Word>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if self.shared.is_over(0) {
@@ -226,7 +213,7 @@ impl Future for Guarded {
         // A panic is the handler's, and ends its run alone.
         match catch_unwind(AssertUnwindSafe(|| self.handling.as_mut().poll(context))) {
             Ok(polled) => polled.map(Some),
-            Err(panic) => Poll::Ready(Some((End::Failed, Bytes::new(), panic_text(&*panic)))),
+            Err(panic) => Poll::Ready(Some(Word::failed(panic_text(&*panic)))),
         }
     }
 }
@@ -244,7 +231,7 @@ async fn bounded(
     mut told: watch::Receiver<Told>,
     began: Instant,
     grace: Duration,
-) -> Option<(End, Bytes, String)> {
+) -> Option<Word> {
     let mut stop_at = None;
     loop {
         let Told { order, max_duration_ms } = *told.borrow_and_update();
@@ -269,7 +256,7 @@ async fn bounded(
                     Some(at) if late_at.is_none_or(|late| at <= late) => "it was canceled and did not end in time".into(),
                     Some(_) | None => format!("it took longer than {max_duration_ms} ms"),
                 };
-                return Some((End::Failed, Bytes::new(), why));
+                return Some(Word::failed(why));
             }
         }
     }

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use crate::guardian::GuardianError;
 pub use commands::Commands;
 use drain::Drain;
+pub(crate) use handlers::Word;
 pub use handlers::{Failure, Handlers, Run};
 pub(crate) use in_process::InProcess;
 pub use runtime::say_dead;

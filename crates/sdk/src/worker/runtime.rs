@@ -10,7 +10,6 @@ use bytes::Bytes;
 use evenhand_api::v1::worker_sessions_client::WorkerSessionsClient;
 use evenhand_api::{ERROR_BYTES, MESSAGE_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
 use evenhand_core::Refusal;
-use evenhand_core::life::End;
 use evenhand_core::names::{Epoch, Fence, Millis, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::refusal::Kind;
 use evenhand_core::worker::{self as core, Down, Effect, Exit, Input};
@@ -22,7 +21,7 @@ use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
 use super::drain::{Drain, Told};
-use super::handlers::Board;
+use super::handlers::{Board, Word};
 use super::{Offer, WorkerError};
 use crate::client::endpoint;
 use crate::guardian::{Instance, boottime_ms};
@@ -74,12 +73,10 @@ pub(crate) enum Happening {
         run: RunKey,
         line: String,
     },
-    /// A run is over and nothing of it is left. No end: it was killed because the lease was over.
+    /// A run is over and nothing of it is left. No word of it: it was killed because the lease was over.
     Ended {
         run: RunKey,
-        end: Option<End>,
-        result: Bytes,
-        error: String,
+        word: Option<Word>,
         lines_dropped: u64,
     },
     /// A run was not started, and will not be.
@@ -417,22 +414,26 @@ impl<R: Runner> Runtime<R> {
     fn on_happening(&mut self, happening: Happening, effects: &mut Vec<Effect>) -> Result<(), WorkerError> {
         match happening {
             Happening::Output { run, line } => self.on_output(run, Some(line), 0),
-            Happening::Ended { run, end, result, error, lines_dropped } => {
+            Happening::Ended { run, word, lines_dropped } => {
                 if lines_dropped > 0 {
                     self.on_output(run, None, lines_dropped);
                 }
                 let wire = self.runs.remove(&run);
                 // Killed, and not because we said so: the owner must hear of it.
-                let unasked = end.is_none() && !self.core.is_killing();
-                let error =
-                    if unasked { "it was killed, because its guardian heard nothing".into() } else { error };
-                let end = if unasked { Some(End::Failed) } else { end };
-                if let (Some(end), Some(wire)) = (end, wire) {
+                let unasked = word.is_none() && !self.core.is_killing();
+                let word = match unasked {
+                    true => Some(Word::failed("it was killed, because its guardian heard nothing".into())),
+                    false => word,
+                };
+                let end = word.as_ref().map(|word| word.end);
+                if let (Some(word), Some(wire)) = (word, wire) {
+                    let Word { end, result, error, retry_after } = word;
                     let ended = v1::Ended {
                         run: Some(wire),
                         end: convert::end(end).into(),
                         result: result.slice(..result.len().min(RESULT_BYTES)),
                         error: cut(error),
+                        retry_after_ms: retry_after.map(|after| after.as_millis() as u64),
                     };
                     self.ended.insert(run, ended);
                 }
@@ -506,6 +507,7 @@ impl<R: Runner> Runtime<R> {
                             end: ended.end,
                             result: ended.result.clone(),
                             error: ended.error.clone(),
+                            retry_after_ms: ended.retry_after_ms,
                         });
                     }
                 }

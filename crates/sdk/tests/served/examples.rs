@@ -66,6 +66,19 @@ async fn blocking_needs_no_runtime() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn later_is_one_task_that_is_tried_twice_and_run_again() {
+    let home = Home::new().await;
+    let text = printed(&mut command(&home, "later")).await;
+    let expected = "created: [true, false]\n\
+        attempt 1: failed the mail server is busy\n\
+        attempt 2: succeeded \n\
+        \"the bill of May is sent\"\n\
+        again: Succeeded\n";
+    assert_eq!(text, expected);
+    home.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_a_worker_at_once_and_its_task_waits_again() {
     let home = Home::new().await;
     let worker = command(&home, "testing").spawn().unwrap();
@@ -95,6 +108,7 @@ fn the_page_shows_what_is_run() {
     let examples = [
         include_str!("../../examples/batch.rs"),
         include_str!("../../examples/blocking.rs"),
+        include_str!("../../examples/later.rs"),
         include_str!("../../examples/submit.rs"),
         include_str!("../../examples/testing.rs"),
         include_str!("../../examples/worker.rs"),

@@ -1,6 +1,7 @@
 //! What handlers and commands are told, and what they say.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use evenhand::wire::task_event::Event;
 use evenhand::{Commands, Failure, NewTask, Run, TaskState};
@@ -53,6 +54,35 @@ async fn progress_is_told_while_it_runs_and_the_last_one_before_the_end() {
     assert_eq!((last.message.as_str(), last.fraction), ("done", None));
     assert_eq!(lines, ["the last line"]);
     assert!(said.len() < 1_000, "{} were told", said.len());
+    home.end(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_says_when_it_wants_to_be_tried_again() {
+    let home = Home::new().await;
+    let hour = Duration::from_secs(3_600);
+    let worker = home.worker().handle("q", move |(), _: Run| async move {
+        Err::<(), _>(Failure::retry_after(hour, "the disk is full"))
+    });
+    let worker = tokio::spawn(worker.run());
+    let id = home.client.enqueue("q", NewTask::default()).await.unwrap();
+    let mut watch = home.client.watch(&id).await.unwrap();
+    let scheduled = loop {
+        match watch.next().await.unwrap().unwrap().event {
+            Some(Event::Task(task)) if task.state() == TaskState::Scheduled => break task,
+            Some(
+                Event::Task(_) | Event::Output(_) | Event::Progress(_) | Event::Dropped(_) | Event::Missed(_),
+            )
+            | None => {}
+        }
+    };
+    assert_eq!((scheduled.attempt, scheduled.error.as_str()), (2, "the disk is full"));
+    let task = home.client.get(&id).await.unwrap();
+    let wait = task.due_ms.unwrap() - task.tries[0].ended_ms;
+    assert!((3_600_000..3_660_000).contains(&wait), "{wait}");
+    // Whatever it waits for, it can be canceled.
+    assert!(!home.client.cancel(&id).await.unwrap());
+    assert_eq!(watch.end().await.unwrap().unwrap().state(), TaskState::Canceled);
     home.end(worker).await;
 }
 

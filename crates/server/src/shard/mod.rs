@@ -19,11 +19,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use evenhand_api::{convert, errors, v1};
+use evenhand_core::life::End;
+use evenhand_core::messages::Start;
 use evenhand_core::names::{
     CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
 use evenhand_core::owner::{Identity, Owner};
+use evenhand_core::timers::due_at;
 use evenhand_core::{Answer, NewTask, Refusal, Run, Task, Work};
 use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
 use evenhand_store::{Store, StoreError};
@@ -31,11 +34,12 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
-use crate::events::{Events, Of, Recent};
-use crate::mailbox::{self, FromWorker, Inbox, Reply, Request, RunEnded};
+use crate::events::{Events, LOST, Of, Recent, Watched};
+use crate::mailbox::{self, FromWorker, Inbox, KeyChange, Reply, Request, RunEnded};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
+use telling::NOT_STARTED;
 use view::gate_text;
 
 /// The one shard of a server with an embedded store.
@@ -49,6 +53,8 @@ const BATCH_CHANGES: usize = 20_000;
 const ROOM_EVERY: Duration = Duration::from_millis(100);
 /// How often watchers who have left are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// The same for those of attached tasks, which are canceled when nobody watches them.
+const UNWATCHED_EVERY: Duration = Duration::from_millis(500);
 /// Between two tries to take the shard.
 const TAKE_AGAIN: Duration = Duration::from_millis(100);
 const TAKE_AGAIN_MAX: Duration = Duration::from_secs(5);
@@ -106,7 +112,13 @@ pub(crate) struct Loop<S> {
 }
 
 impl<S: Store + Clone + 'static> Loop<S> {
-    pub(crate) fn new(config: Config, store: S, inbox: Inbox, metrics: Arc<Metrics>) -> Loop<S> {
+    pub(crate) fn new(
+        config: Config,
+        store: S,
+        inbox: Inbox,
+        metrics: Arc<Metrics>,
+        clock: Clock,
+    ) -> Loop<S> {
         let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
         let store_id = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), random) | 1;
         Loop {
@@ -114,7 +126,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             store,
             inbox,
             metrics,
-            clock: Clock::new(),
+            clock,
             events: Events::new(SHARD, random),
             starts: Starts::default(),
             stopping: false,
@@ -163,6 +175,14 @@ impl<S: Store + Clone + 'static> Loop<S> {
                         Identity { epoch: taken.epoch, seed: self.identity.0, store: self.identity.1 };
                     let mut effects = Vec::new();
                     let settings = self.config.settings.clone();
+                    // What was due stays due.
+                    let behind = self.clock.not_before(due_at(taken.metadata.timers.ack));
+                    if behind > 0 {
+                        warn!(
+                            ms = behind,
+                            "the system's clock is behind what the store has seen; it is taken to be as late as that"
+                        );
+                    }
                     let owner =
                         Owner::new(self.clock.now(), settings, identity, taken.metadata, &mut effects);
                     let owner =
@@ -217,14 +237,17 @@ async fn refuse_all(inbox: &mut Inbox, deaths: &mut Vec<FromWorker>) {
 
 fn refuse(request: Request) {
     match request {
-        Request::Enqueue { reply, .. } | Request::Cancel { reply, .. } => {
-            reply.send(Err(mailbox::taking()));
-        }
+        Request::Enqueue { reply, .. }
+        | Request::Cancel { reply, .. }
+        | Request::Replay { reply, .. }
+        | Request::SetQueue { reply, .. }
+        | Request::SetKey { reply, .. } => reply.send(Err(mailbox::taking())),
         // Their callers hear that there is no answer.
         Request::Explain { .. }
         | Request::Ended { .. }
         | Request::Watch { .. }
         | Request::Queue { .. }
+        | Request::Settings { .. }
         | Request::Look { .. } => {}
     }
 }
@@ -232,6 +255,13 @@ fn refuse(request: Request) {
 fn die(epoch: u64, session: u64, refusal: &Refusal, then: Then) -> v1::Down {
     let die = v1::Die { error: Some(errors::error(refusal)), then: convert::then(then).into() };
     v1::Down { epoch, session, die: Some(die), ..v1::Down::default() }
+}
+
+/// A task that is being accepted, and when it is due if that is later.
+#[derive(Clone, Debug)]
+struct Accepting {
+    of: Of,
+    due: Option<Millis>,
 }
 
 /// An owner and all that depends on it: dropped together.
@@ -245,14 +275,12 @@ struct Owned<'a, S> {
     gathered: Vec<SessionId>,
     replies: HashMap<RequestId, Reply>,
     /// Tasks that are being accepted and that somebody watches by a filter, with what they will be.
-    accepting: HashMap<RequestId, Vec<Of>>,
+    accepting: HashMap<RequestId, Vec<Accepting>>,
     /// The last that runs have said of how far they are.
     progress: HashMap<TaskId, (Fence, v1::Progress)>,
     next_request: u64,
     /// Runs whose payload is being read, and whether they were stopped meanwhile.
     fetching: HashMap<(TaskId, Fence), bool>,
-    /// What ended runs left behind, until it is known what becomes of their tasks.
-    endings: HashMap<TaskId, (Fence, Recent)>,
     commit: Option<(CommitId, Instant, Commit)>,
     /// Commits that were begun, and that are durable.
     sealed: u64,
@@ -282,7 +310,6 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             progress: HashMap::new(),
             next_request: 0,
             fetching: HashMap::new(),
-            endings: HashMap::new(),
             commit: None,
             sealed: 0,
             durable: 0,
@@ -306,6 +333,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         }
         let (mut next_room, mut next_sweep) = (Instant::now(), Instant::now() + SWEEP_EVERY);
         let mut next_turn = Instant::now() + Starts::TURN_EVERY;
+        let mut next_unwatched = Instant::now() + UNWATCHED_EVERY;
+        for task in self.shell.events.attached().collect::<Vec<_>>() {
+            self.step(Input::Shard(ShardInput::Watched { task, now: true }), &mut effects);
+        }
         loop {
             self.perform(&mut effects);
             self.send_gathered();
@@ -380,6 +411,12 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             if Instant::now() >= next_sweep {
                 next_sweep = Instant::now() + SWEEP_EVERY;
                 self.shell.events.sweep(self.shell.clock.now());
+            }
+            if Instant::now() >= next_unwatched {
+                next_unwatched = Instant::now() + UNWATCHED_EVERY;
+                for task in self.shell.events.unwatched() {
+                    self.step(Input::Shard(ShardInput::Watched { task, now: false }), &mut effects);
+                }
             }
             if Instant::now() >= next_turn {
                 next_turn = Instant::now() + Starts::TURN_EVERY;
@@ -471,32 +508,13 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                         worker: None,
                     },
                 );
-                let ended: Vec<_> = hello.ended.iter().zip(results).collect();
-                let about = |run: &Run| self.about(run);
-                let endings: Vec<_> = ended
-                    .into_iter()
-                    .filter_map(|((run, end), ending)| Some((run.task, run.fence, about(run)?, *end, ending)))
-                    .collect();
-                self.step(Input::Hello { session, hello }, effects);
-                if self.owner.is_session(session) {
-                    for (task, fence, of, end, ending) in endings {
-                        self.keep_ending(task, fence, of, end, ending);
-                    }
-                }
+                self.step(Input::Hello { session, hello, endings: results }, effects);
             }
             FromWorker::Beat { session, beat } => self.step(Input::Beat { session, beat }, effects),
             FromWorker::Offer { session, slots } => self.step(Input::Offer { session, slots }, effects),
             FromWorker::Ended { session, ended } => {
                 for RunEnded { task, fence, attempt, end, ending } in ended {
-                    // What nobody counts on leaves nothing behind.
-                    let run = self.owner.shard().run(task).filter(|run| run.fence == fence);
-                    if let Some(run) = run
-                        && self.owner.is_session(session)
-                        && let Some(of) = self.about(run)
-                    {
-                        self.keep_ending(task, fence, of, end, ending);
-                    }
-                    self.step(Input::Ended { session, task, fence, attempt, end }, effects);
+                    self.step(Input::Ended { session, task, fence, attempt, end, ending }, effects);
                 }
             }
             FromWorker::Refused { session, task, fence } => {
@@ -536,15 +554,25 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
 
     fn on_request(&mut self, request: Request, effects: &mut Vec<Effect>) {
         match request {
-            Request::Enqueue { reply, .. } | Request::Cancel { reply, .. } if self.stopping => {
+            Request::Enqueue { reply, .. }
+            | Request::Cancel { reply, .. }
+            | Request::Replay { reply, .. }
+            | Request::SetQueue { reply, .. }
+            | Request::SetKey { reply, .. }
+                if self.stopping =>
+            {
                 reply.send(Err(mailbox::stopping()));
             }
             Request::Enqueue { queue, tasks, once, reply } => {
                 let request = self.await_answer(reply);
                 if self.shell.events.has_filters() {
+                    let attempts = self.owner.shard().settings(&queue).settings.max_attempts;
+                    let now = self.shell.clock.now();
                     let of = |task: &NewTask| {
-                        let (key, attempts) = (task.key.clone(), Some((1, task.max_attempts)));
-                        Of { queue: queue.clone(), key, priority: task.priority, attempts }
+                        let (key, attempts) = (task.key.clone(), task.max_attempts.unwrap_or(attempts));
+                        let (queue, priority) = (queue.clone(), task.priority);
+                        let of = Of { queue, key, priority, attempts: Some((1, attempts)) };
+                        Accepting { of, due: due(task.start, now) }
                     };
                     self.accepting.insert(request, tasks.iter().map(of).collect());
                 }
@@ -554,6 +582,40 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 let request = self.await_answer(reply);
                 self.step(Input::Shard(ShardInput::Cancel { request, task }), effects);
             }
+            Request::Replay { task, reply } => {
+                let request = self.await_answer(reply);
+                if self.shell.events.has_filters()
+                    && let Some(queue) = self.owner.shard().queue_name(task.lane.queue).cloned()
+                {
+                    let (priority, attempts) = (task.lane.priority, Some((1, task.max_attempts)));
+                    let of = Of { queue, key: task.key.clone(), priority, attempts };
+                    self.accepting.insert(request, vec![Accepting { of, due: None }]);
+                }
+                self.step(Input::Shard(ShardInput::Replay { request, task: task.id }), effects);
+            }
+            Request::SetQueue { name, change, version, changed, reply } => {
+                // What stays as it is and what is changed are put together here, in one step with the check of the
+                // version: nobody can change them in between.
+                let before = self.owner.shard().settings(&name).settings;
+                match convert::changed(before, &change) {
+                    Ok(settings) => {
+                        drop(changed.send(settings.clone()));
+                        let request = self.await_answer(reply);
+                        let configure = ShardInput::Configure { request, queue: name, settings, version };
+                        self.step(Input::Shard(configure), effects);
+                    }
+                    Err(refusal) => reply.send(Err(refusal.within("settings"))),
+                }
+            }
+            Request::SetKey { queue, key, set, reply } => {
+                let request = self.await_answer(reply);
+                let input = match set {
+                    KeyChange::Weight(weight) => ShardInput::SetWeight { request, queue, key, weight },
+                    KeyChange::Paused(paused) => ShardInput::PauseKey { request, queue, key, paused },
+                };
+                self.step(Input::Shard(input), effects);
+            }
+            Request::Settings { name, reply } => drop(reply.send(self.owner.shard().settings(&name))),
             Request::Explain { tasks, reply } => {
                 let standings = self.owner.shard().explain_all(&tasks);
                 let explained = tasks.into_iter().zip(standings).map(|(task, how)| self.explain(task, how));
@@ -568,8 +630,18 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     self.answer_asked();
                 }
             },
-            Request::Watch { what, after, lingers, reply } => {
-                drop(reply.send(self.shell.events.watch(what, after.as_deref(), lingers)));
+            Request::Watch { what, after, lingers, attached, reply } => {
+                let task = match what {
+                    Watched::Task(task) if attached => Some(task),
+                    Watched::Task(_) | Watched::Filter(..) => None,
+                };
+                let began = self.shell.events.watch(what, after.as_deref(), lingers);
+                if let Some(task) = task.filter(|_| began.is_some())
+                    && self.shell.events.attach(task)
+                {
+                    self.step(Input::Shard(ShardInput::Watched { task, now: true }), effects);
+                }
+                drop(reply.send(began));
             }
             Request::Queue { name, keys, reply } => drop(reply.send(self.queue(&name, keys))),
             Request::Look { reply } => drop(reply.send(self.view())),
@@ -638,7 +710,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         match effect {
             ShardEffect::Save { commit, changes } => {
                 self.sealed += 1;
-                self.shell.metrics.sealed(changes.len());
+                self.shell.metrics.sealed(&changes);
                 let (store, epoch) = (self.shell.store.clone(), self.owner.shard().epoch());
                 let saving = async move { store.commit(SHARD, epoch, changes).await };
                 self.commit = Some((commit, Instant::now(), Box::pin(saving)));
@@ -652,6 +724,24 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     }
                 })
             }
+            ShardEffect::LoadTimers { load, above, limit } => {
+                self.fetch(async move |store| match store.read_timers(SHARD, above, limit).await {
+                    Ok(page) => ShardInput::TimersLoaded { load, rows: page.rows, end: page.end },
+                    Err(why) => {
+                        warn!(%why, "a read failed and is tried again");
+                        ShardInput::LoadFailed { load }
+                    }
+                })
+            }
+            ShardEffect::LoadParked { load, queue, key, above, limit } => self.fetch(async move |store| {
+                match store.read_parked(SHARD, queue, key, above, limit).await {
+                    Ok(page) => ShardInput::ParkedLoaded { load, rows: page.rows, end: page.end },
+                    Err(why) => {
+                        warn!(%why, "a read failed and is tried again");
+                        ShardInput::LoadFailed { load }
+                    }
+                }
+            }),
             ShardEffect::LoadTask { load, task } => {
                 self.fetch(async move |store| match store.read_task(SHARD, task).await {
                     Ok(task) => ShardInput::TaskLoaded { load, task },
@@ -675,19 +765,38 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.gather_for(worker, |gathering| gathering.down.acknowledged.push(run));
             }
             ShardEffect::Answer { request, answer } => {
-                if let Some(accepting) = self.accepting.remove(&request)
-                    && let Ok(Answer::Accepted(ids)) = &answer
-                {
-                    self.tell_accepted(ids, accepting);
+                if let Some(accepting) = self.accepting.remove(&request) {
+                    match &answer {
+                        Ok(Answer::Accepted(ids)) => self.tell_accepted(ids, accepting),
+                        Ok(Answer::Replayed(id)) => self.tell_accepted(&[(*id, true)], accepting),
+                        Ok(
+                            Answer::AcceptedBefore(_)
+                            | Answer::Configured(_)
+                            | Answer::WeightSet
+                            | Answer::KeyPaused(_)
+                            | Answer::Canceled
+                            | Answer::Stopping,
+                        )
+                        | Err(_) => {}
+                    }
                 }
                 if let Some(reply) = self.replies.remove(&request) {
                     reply.send(answer);
                 }
             }
-            ShardEffect::Retried { task, began, lane, key, attempt, max_attempts } => {
-                self.retried(task, began, lane, key, (attempt, max_attempts));
+            ShardEffect::Retried { task, end, lane, key, attempt, max_attempts, due, error } => {
+                let error = match (end, error.as_ref()) {
+                    (None, _) => NOT_STARTED,
+                    (Some(End::Lost), "") => LOST,
+                    (Some(End::Lost | End::Succeeded | End::Failed | End::FailedForGood), error) => error,
+                };
+                self.progress.remove(&task);
+                self.tell_waits(task, lane, key, Some((attempt, max_attempts)), due, error);
             }
-            ShardEffect::Finished { task, lane, key, outcome } => self.finished(task, lane, key, outcome),
+            ShardEffect::Due { task, lane, key } => self.tell_waits(task, lane, key, None, None, ""),
+            ShardEffect::Finished { task, lane, max_attempts, end } => {
+                self.finished(task, lane, max_attempts, end);
+            }
             ShardEffect::Wake { at } => self.wake = Some(at),
             ShardEffect::Broken { what } => self.broken = Some(what),
             // The owner keeps these to itself.
@@ -769,6 +878,15 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 }
             }
         }
+    }
+}
+
+/// When a task is due that may start then, if that is later than now.
+fn due(start: Start, now: Millis) -> Option<Millis> {
+    match start {
+        Start::Now => None,
+        Start::After(ms) => Some(Millis(now.0.saturating_add(ms))),
+        Start::At(at) => Some(at).filter(|at| *at > now),
     }
 }
 

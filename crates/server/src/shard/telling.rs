@@ -1,20 +1,18 @@
 //! What the loop tells those who watch: that a task was accepted, starts, says something, waits again or has ended.
 
-use bytes::Bytes;
+use std::sync::Arc;
+
 use evenhand_api::v1;
 use evenhand_core::Run;
-use evenhand_core::life::{End, Outcome};
-use evenhand_core::names::{Fence, Key, LaneId, TaskId, WorkerId};
+use evenhand_core::change::EndRecord;
+use evenhand_core::names::{Fence, Key, LaneId, Millis, TaskId, WorkerId};
 use evenhand_store::Store;
 
-use super::{Owned, SHARD};
+use super::{Accepting, Owned, SHARD};
 use crate::events::{Of, Recent, Subject};
-use crate::mailbox::Ending;
 
-/// What is said of a run of which nothing was heard any more.
-const LOST: &str = "its worker was lost";
 /// What is said of a run that was given back.
-const NOT_STARTED: &str = "its worker did not start it";
+pub(super) const NOT_STARTED: &str = "its worker did not start it";
 
 impl<S: Store + Clone + 'static> Owned<'_, S> {
     pub(super) fn on_output(&mut self, task: TaskId, fence: Fence, lines: Vec<String>, dropped: u64) {
@@ -45,18 +43,6 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         self.progress.insert(task, (fence, progress));
     }
 
-    pub(super) fn keep_ending(&mut self, task: TaskId, fence: Fence, of: Of, end: End, ending: Ending) {
-        let outcome = match end {
-            End::Succeeded => Outcome::Succeeded,
-            End::Failed | End::FailedForGood | End::Lost => Outcome::Failed,
-        };
-        let Ending { result, error } = ending;
-        if self.endings.get(&task).is_some_and(|(kept, _)| *kept > fence) {
-            return; // of a run before that one
-        }
-        self.endings.insert(task, (fence, Recent { outcome, of, result, error }));
-    }
-
     /// What is known of a task by one of its runs.
     pub(super) fn about(&self, run: &Run) -> Option<Of> {
         let queue = self.owner.shard().queue_name(run.lane.queue)?.clone();
@@ -64,13 +50,13 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         Some(Of { queue, key, priority, attempts: Some((run.attempt, run.max_attempts)) })
     }
 
-    pub(super) fn tell_accepted(&mut self, ids: &[TaskId], accepted: Vec<Of>) {
+    pub(super) fn tell_accepted(&mut self, ids: &[(TaskId, bool)], accepted: Vec<Accepting>) {
         let now = self.shell.clock.now();
-        for (&task, of) in ids.iter().zip(accepted) {
+        let new = ids.iter().zip(accepted).filter(|((_, new), _)| *new);
+        for (&(task, _), Accepting { of, due }) in new {
             let subject = Subject { task, queue: &of.queue, key: &of.key };
             if self.shell.events.is_watched(subject) {
-                let queued = v1::TaskState::Queued.into();
-                let told = v1::Task { state: queued, accepted_ms: now.0, ..of.task(SHARD, task) };
+                let told = v1::Task { accepted_ms: now.0, ..waits(of.task(SHARD, task), due) };
                 self.shell.events.tell(now, subject, v1::task_event::Event::Task(told));
             }
         }
@@ -89,39 +75,39 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         }
     }
 
-    /// A run has ended, or never began, but its task has not ended: it waits again.
-    pub(super) fn retried(
+    /// A task waits (again), for a time or for its turn.
+    pub(super) fn tell_waits(
         &mut self,
         task: TaskId,
-        began: bool,
         lane: LaneId,
         key: Key,
-        attempts: (u16, u16),
+        attempts: Option<(u16, u16)>,
+        due: Option<Millis>,
+        error: &str,
     ) {
-        self.progress.remove(&task);
-        let error = self.endings.remove(&task).map(|(_, recent)| recent.error);
         let Some(queue) = self.owner.shard().queue_name(lane.queue) else { return };
         let subject = Subject { task, queue, key: &key };
         if self.shell.events.is_watched(subject) {
             let (queue, key, priority) = (queue.clone(), key.clone(), lane.priority);
-            let told = Of { queue, key, priority, attempts: Some(attempts) }.task(SHARD, task);
-            let error = error.unwrap_or_else(|| if began { LOST.into() } else { NOT_STARTED.into() });
-            let told = v1::Task { state: v1::TaskState::Queued.into(), error, ..told };
+            let told = waits(Of { queue, key, priority, attempts }.task(SHARD, task), due);
+            let told = v1::Task { error: error.into(), ..told };
             self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
         }
     }
 
-    pub(super) fn finished(&mut self, task: TaskId, lane: LaneId, key: Key, outcome: Outcome) {
+    pub(super) fn finished(&mut self, task: TaskId, lane: LaneId, max_attempts: u16, end: Arc<EndRecord>) {
         self.progress.remove(&task);
-        let ending = self.endings.remove(&task).map(|(_, recent)| Recent { outcome, ..recent });
-        let unknown = || {
-            let error = if outcome == Outcome::Failed { LOST.into() } else { String::new() };
-            let queue = self.owner.shard().queue_name(lane.queue)?.clone();
-            let of = Of { queue, key, priority: lane.priority, attempts: None };
-            Some(Recent { outcome, of, result: Bytes::new(), error })
-        };
-        if let Some(recent) = ending.or_else(unknown) {
-            self.shell.events.ended(self.shell.clock.now(), task, recent);
-        }
+        let Some(queue) = self.owner.shard().queue_name(lane.queue).cloned() else { return };
+        // What the store remembers need not be remembered here.
+        let keep = self.owner.shard().settings(&queue).settings.retention_ms == 0;
+        let attempts = end.last.as_ref().map(|last| (last.attempt, max_attempts));
+        let of = Of { queue, key: end.key.clone(), priority: lane.priority, attempts };
+        self.shell.events.ended(self.shell.clock.now(), task, Recent { of, end }, keep);
     }
+}
+
+/// A task that waits: for a time, if it is due at one.
+fn waits(task: v1::Task, due: Option<Millis>) -> v1::Task {
+    let state = if due.is_some() { v1::TaskState::Scheduled } else { v1::TaskState::Queued };
+    v1::Task { state: state.into(), due_ms: due.map(|due| due.0), ..task }
 }

@@ -30,7 +30,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
     pub(super) fn explain(&self, task: Task, standing: Standing) -> Explained {
         let seat = match &standing {
             Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
-            Standing::Waiting { .. } | Standing::Gone => None,
+            Standing::Waiting { .. } | Standing::Scheduled { .. } | Standing::Over | Standing::Gone => None,
         };
         let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
         Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress }
@@ -65,7 +65,9 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             runs_alive,
             payload_bytes: held.payload_bytes,
             window_rows: held.rows,
+            timers: held.timers,
             keys: held.keys,
+            looks: shard.looks(),
         }
     }
 
@@ -93,6 +95,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 started,
                 share: if starts == 0 { 0.0 } else { started as f64 / starts as f64 },
                 share_due,
+                paused: shard.is_paused(name, &key),
             }
         };
         let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
@@ -103,6 +106,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             order.then_with(|| a.key.cmp(&b.key))
         });
         found.truncate(keys);
+        let settings = shard.settings(name);
         Some(QueueView {
             id,
             queue: v1::Queue {
@@ -114,7 +118,12 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 failed: counts.totals.failed,
                 canceled: counts.totals.canceled,
                 oldest_waiting_ms: None,
+                scheduled: counts.scheduled,
+                expired: counts.totals.expired,
+                paused: settings.settings.paused,
+                r#loop: shard.loop_state(name).name().into(),
             },
+            settings,
             first: shard.first_waiting(name).collect(),
             keys: found,
         })

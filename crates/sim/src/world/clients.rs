@@ -2,9 +2,10 @@
 //! to whoever they take for the owner.
 
 use evenhand_core::backlog::Cost;
-use evenhand_core::messages::Input;
-use evenhand_core::names::{Class, Key, Priority, QueueName, RequestId, RequestKey, TaskId};
-use evenhand_core::{NewTask, Refusal};
+use evenhand_core::change::Settings;
+use evenhand_core::messages::{Input, Start, Unique};
+use evenhand_core::names::{Class, Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId};
+use evenhand_core::{NewTask, Refusal, bounds};
 
 use super::clock::ms;
 use super::{Event, World, queue_name, weight};
@@ -60,7 +61,25 @@ impl World {
                 Ok(Input::SetWeight { request, queue, key, weight })
             }
             5..=14 if !self.tasks_seen.is_empty() => {
-                Ok(Input::Cancel { request, task: *self.rng.pick(&self.tasks_seen) })
+                let task = *self.rng.pick(&self.tasks_seen);
+                self.cancels.insert(request, task);
+                Ok(Input::Cancel { request, task })
+            }
+            31..=34 if !self.tasks_seen.is_empty() && self.plan.queue.retention_ms > 0 => {
+                Ok(Input::Replay { request, task: *self.rng.pick(&self.tasks_seen) })
+            }
+            35..=37 if self.plan.timed > 0 => {
+                let paused = self.rng.chance(500);
+                let settings = Settings { paused, ..self.plan.queue.clone() };
+                let version = self.rng.chance(300).then(|| self.rng.below(3));
+                Ok(Input::Configure { request, queue, settings, version })
+            }
+            41..=45 if self.plan.timed > 0 => {
+                let (key, paused) = (self.key()?, self.rng.chance(500));
+                Ok(Input::PauseKey { request, queue, key, paused })
+            }
+            38..=40 if !self.tasks_seen.is_empty() => {
+                Ok(Input::Watched { task: *self.rng.pick(&self.tasks_seen), now: self.rng.chance(500) })
             }
             15..=30 if !self.named.is_empty() => {
                 let Named { key, queue, tasks } = self.rng.pick(&self.named).clone();
@@ -76,6 +95,13 @@ impl World {
                 };
                 let tasks: Result<Vec<NewTask>, Refusal> = (0..tasks).map(|_| self.task()).collect();
                 let mut tasks = tasks?;
+                if self.rng.chance(self.plan.timed)
+                    && let Some(unique) = tasks.first_mut()
+                {
+                    self.unique(&queue, unique);
+                    tasks.truncate(1);
+                    return Ok(Input::Enqueue { request, queue, tasks, once: None });
+                }
                 let once = self.rng.chance(self.plan.named).then(|| {
                     let key = RequestKey(u128::from(request.0));
                     tasks.iter_mut().for_each(|task| task.payload = named_payload(key).into());
@@ -105,6 +131,7 @@ impl World {
         for task in tasks {
             if task.0 % spare != 0 {
                 let request = self.next_request();
+                self.cancels.insert(request, task);
                 self.soon(Event::ToOwner(owner, Input::Cancel { request, task }));
             }
         }
@@ -131,8 +158,58 @@ impl World {
         task.priority = Priority(self.rng.below(self.plan.priorities) as u8);
         task.class = Class(self.rng.below(self.plan.classes) as u8);
         task.cost = Cost::new(*self.rng.pick(&[1, 1000, 1000, 1000, 7000]))?;
-        task.max_attempts = self.rng.range(1, 4) as u16;
+        task.max_attempts = Some(self.rng.range(1, 4) as u16);
         task.payload = vec![7; self.rng.below(20) as usize].into();
+        if self.rng.chance(self.plan.timed) {
+            let longest = self.plan.span_ms;
+            task.start = match self.rng.below(3) {
+                0 => Start::After(self.rng.below(longest)),
+                1 => Start::After(self.rng.below(200)),
+                // In the past, or not, by whatever clock there is.
+                _ => Start::At(Millis(1_000_000 + self.rng.below(longest))),
+            };
+        }
+        if self.rng.chance(self.plan.timed) {
+            task.expires_ms = self.rng.range(1, self.plan.span_ms);
+        }
+        if self.rng.chance(self.plan.timed / 2) {
+            task.attach_ms = self.rng.range(bounds::ATTACH_MIN_MS, bounds::ATTACH_MIN_MS + self.plan.span_ms);
+        }
         Ok(task)
+    }
+
+    /// Makes a task the only one of its kind: one that is new, or one that there was before.
+    fn unique(&mut self, queue: &QueueName, task: &mut NewTask) {
+        let before: Vec<RequestKey> =
+            self.uniques.iter().filter(|(of, _)| of == queue).map(|(_, key)| *key).collect();
+        let key = if before.is_empty() || self.rng.chance(400) {
+            let key = RequestKey(1 << 100 | self.uniques.len() as u128);
+            self.oracle.names(key, 1);
+            self.uniques.push((queue.clone(), key));
+            key
+        } else {
+            *self.rng.pick(&before)
+        };
+        task.payload = named_payload(key).into();
+        task.unique = Some(Unique { key, window_ms: bounds::UNIQUE_MS });
+    }
+
+    /// In the end nothing is paused.
+    pub(super) fn resume_queues(&mut self) -> Result<(), String> {
+        let Some(owner) = self.current else { return Ok(()) };
+        let shard = self.owners[owner].core.shard();
+        let paused = |queue: &&QueueName| shard.settings(queue).settings.paused;
+        for queue in shard.queue_names().filter(paused).cloned().collect::<Vec<_>>() {
+            let (request, settings) = (self.next_request(), self.plan.queue.clone());
+            self.soon(Event::ToOwner(owner, Input::Configure { request, queue, settings, version: None }));
+        }
+        let shard = self.owners[owner].core.shard();
+        let paused: Vec<(QueueName, Key)> =
+            shard.paused_keys().map(|(q, k)| (q.clone(), k.clone())).collect();
+        for (queue, key) in paused {
+            let request = self.next_request();
+            self.soon(Event::ToOwner(owner, Input::PauseKey { request, queue, key, paused: false }));
+        }
+        Ok(())
     }
 }

@@ -51,6 +51,12 @@ impl Clock {
         Clock { offset: ms(1_000_000 + rng.below(5_000)), rate }
     }
 
+    /// The same clock, set forward to show this now, or more.
+    pub(super) fn at_least(self, now: Micros, least: Millis) -> Clock {
+        let behind = ms(least.0).saturating_sub(ms(self.read(now).0));
+        Clock { offset: self.offset + behind, ..self }
+    }
+
     /// What it shows.
     pub(super) fn read(self, now: Micros) -> Millis {
         let counted = u128::from(now) * u128::from(self.rate) / u128::from(RIGHT);

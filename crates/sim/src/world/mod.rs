@@ -132,6 +132,9 @@ struct World {
     tasks_seen: Vec<TaskId>,
     named: Vec<Named>,
     keys_of_requests: BTreeMap<RequestId, RequestKey>,
+    cancels: BTreeMap<RequestId, TaskId>,
+    /// Unique keys that tasks have had, with their queues.
+    uniques: Vec<(QueueName, RequestKey)>,
     oracle: Oracle,
     options: Options,
     digest: u64,
@@ -180,6 +183,8 @@ pub fn play_plan(seed: u64, rng: Rng, plan: Plan, options: Options) -> Result<Re
         tasks_seen: Vec::new(),
         named: Vec::new(),
         keys_of_requests: BTreeMap::new(),
+        cancels: BTreeMap::new(),
+        uniques: Vec::new(),
         oracle: Oracle::default(),
         options,
         digest: 0xcbf2_9ce4_8422_2325,
@@ -251,9 +256,10 @@ impl World {
             // Each may take all its attempts, one after the other; then absent workers are given up, and ends
             // that got lost are said again.
             let runs = 4 * (tasks + 50) * (self.plan.run_ms + 4 * (self.plan.delay_ms + self.plan.net_ms));
-            let waits = (LONG_RUNS + 4) * self.plan.long_run_ms();
+            let waits = (LONG_RUNS + 4) * self.plan.long_run_ms() + 10 * self.plan.longest_wait_ms();
             self.rest_by = self.now + ms(20 * bounds::SAY_AGAIN_MS + runs + waits);
         }
+        self.resume_queues()?;
         let Some(busy) = self.busy() else { return Ok(true) };
         if self.now < self.rest_by { Ok(false) } else { Err(format!("it does not come to rest: {busy}")) }
     }

@@ -6,7 +6,7 @@
 //! as retransmissions do. So an answer may arrive long after it was sent, and what an old link held may arrive
 //! when its worker has had another for long: some runtimes still read from it, and the worker must know better.
 
-use evenhand_core::life::End;
+use evenhand_core::life::{End, Ending};
 use evenhand_core::names::{Epoch, Fence, SessionId, TaskId};
 use evenhand_core::owner::messages::{Beat, Hello, Input};
 use evenhand_core::worker::{self, Down};
@@ -202,10 +202,12 @@ impl World {
         let input = match up {
             Up::Hello(hello) => {
                 self.murphy_at_hello(link);
-                Input::Hello { session, hello }
+                Input::Hello { session, hello, endings: Vec::new() }
             }
             Up::Beat(beat) => Input::Beat { session, beat },
-            Up::Ended { task, fence, attempt, end } => Input::Ended { session, task, fence, attempt, end },
+            Up::Ended { task, fence, attempt, end } => {
+                Input::Ended { session, task, fence, attempt, end, ending: Ending::default() }
+            }
             Up::Refused { task, fence } => Input::Refused { session, task, fence },
             Up::Offer { slots } => Input::Offer { session, slots },
             Up::Over => return self.owner_loses_link(link),

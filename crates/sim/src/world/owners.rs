@@ -5,14 +5,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use evenhand_core::messages::{self, Answer};
-use evenhand_core::names::{CommitId, Fence, SessionId, StoreId, TaskId, WorkerId};
+use evenhand_core::names::{CommitId, Fence, Millis, SessionId, StoreId, TaskId, WorkerId};
 use evenhand_core::owner::messages::{Effect, Input};
 use evenhand_core::owner::{Identity, Owner, Settings};
+use evenhand_core::timers::due_at;
 use evenhand_core::worker::Down;
 use evenhand_core::{Change, canary, check};
 use evenhand_store::{Fault, Store, ready};
 
-use super::clock::{Clock, ms};
+use super::clock::{Clock, Micros, ms};
 use super::network::Said;
 use super::{Event, World};
 use crate::driver::SHARD;
@@ -41,6 +42,13 @@ pub(super) struct OwnerState {
     pub(super) unsent: VecDeque<(CommitId, Vec<Change>)>,
     pub(super) in_flight: bool,
     sealing: bool,
+}
+
+impl OwnerState {
+    /// What its clock shows.
+    pub(super) fn clock(&self, now: Micros) -> Millis {
+        self.server.clock.read(now)
+    }
 }
 
 /// What an owner's server is about to learn.
@@ -86,11 +94,15 @@ impl World {
             bounds: self.plan.bounds.clone(),
             thresholds: self.thresholds,
             absence_ms: self.plan.absence_ms,
+            queue: self.plan.queue.clone(),
         };
         let identity =
             Identity { epoch: taken.epoch, seed: self.options.hash_seed, store: StoreId(taken.epoch.0 + 7) };
         let canary = self.bug.map_or_else(canary::Canary::default, canary::Canary::new);
         let mut effects = Vec::new();
+        // Its time does not begin before what has been done is over, even if its clock was set back.
+        let server =
+            Server { clock: server.clock.at_least(self.now, due_at(taken.metadata.timers.ack)), ..server };
         let now = server.clock.read(self.now);
         let core = Owner::with_canary(now, settings, identity, taken.metadata, canary, &mut effects)?;
         let owner = self.owners.len();
@@ -332,9 +344,16 @@ impl World {
             Effect::Load { load, lane, above, limit } => {
                 self.soon(Event::Read(owner, Read::Lane { load, lane, above, limit }));
             }
+            Effect::LoadTimers { load, above, limit } => {
+                self.soon(Event::Read(owner, Read::Timers { load, above, limit }));
+            }
+            Effect::LoadParked { load, queue, key, above, limit } => {
+                self.soon(Event::Read(owner, Read::Parked { load, queue, key, above, limit }));
+            }
             Effect::LoadTask { load, task } => self.soon(Event::Read(owner, Read::Task { load, task })),
             Effect::Start { worker, run, .. } => {
-                self.oracle.dispatched(&run);
+                let now = self.owners[owner].server.clock.read(self.now);
+                self.oracle.dispatched(&run, now)?;
                 if let Some(&link) = self.owners[owner].routes.get(&worker) {
                     self.murphy_at_start(self.links[link].process);
                 }
@@ -346,19 +365,32 @@ impl World {
                 self.say_to(owner, worker, Down::Acknowledge { task, fence });
             }
             Effect::Answer { request, answer: Ok(Answer::Accepted(tasks)) } => {
+                let tasks: Vec<TaskId> = tasks.into_iter().map(|(task, _)| task).collect();
                 self.told_accepted(request, &tasks)?;
                 self.tasks_seen.extend(tasks);
             }
             Effect::Answer { request, answer: Ok(Answer::AcceptedBefore(tasks)) } => {
                 self.told_accepted(request, &tasks)?;
             }
+            Effect::Answer { answer: Ok(Answer::Replayed(task)), .. } => {
+                self.oracle.told_accepted(&[task])?;
+                self.tasks_seen.push(task);
+            }
+            Effect::Answer { request, answer: Ok(Answer::Stopping) } => {
+                if let Some(&task) = self.cancels.get(&request) {
+                    self.oracle.told_stopping(task);
+                }
+            }
             Effect::Answer {
-                answer: Ok(Answer::WeightSet | Answer::Canceled | Answer::Stopping) | Err(_),
+                answer:
+                    Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_) | Answer::KeyPaused(_))
+                    | Err(_),
                 ..
             } => {}
             Effect::Retried { task, attempt, .. } => {
                 self.store.look(SHARD, |tables| self.oracle.told_retried(tables, task, attempt))?;
             }
+            Effect::Due { .. } => {}
             Effect::Finished { task, .. } => self.oracle.told_ended(task)?,
             Effect::Wake { at } => {
                 let state = &mut self.owners[owner];

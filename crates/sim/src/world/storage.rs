@@ -52,7 +52,8 @@ impl World {
             && !(faulty && matches!(fault, Fault::Lost | Fault::Full));
         if happens {
             let oracle = &mut self.oracle;
-            self.store.look(SHARD, |tables| oracle.applies(tables, &changes))?;
+            let now = self.owners[owner].clock(self.now);
+            self.store.look(SHARD, |tables| oracle.applies(tables, &changes, now))?;
         }
         let copy = self.disk.is_some().then(|| changes.clone());
         let result = ready(self.store.commit(SHARD, epoch, changes));
@@ -83,7 +84,7 @@ impl World {
         if let Some(disk) = &mut self.disk
             && !matches!(input, Input::LoadFailed { .. })
         {
-            disk.read(read, &input)?;
+            disk.read(&read, &input)?;
         }
         self.soon(Event::ToOwner(owner, input));
         Ok(())

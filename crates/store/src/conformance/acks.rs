@@ -3,6 +3,7 @@
 //! owner has to pass over decide how long it takes to start.
 
 use evenhand_core::backlog::Level;
+use evenhand_core::change::Place;
 use evenhand_core::names::LaneId;
 use evenhand_core::{Change, Task};
 
@@ -22,19 +23,19 @@ pub async fn an_ack_deletes_the_rows_at_or_below_it_and_none_above<H: Harness>(h
     let owner = Owner::new(&store).await;
     let places = [(0, 1), (7, 2), (7, 3), (7, 4), (8, 5), (1 << 40, 6), (1 << 79, 7), ((1 << 80) - 1, 8)];
     let tasks: Vec<Task> =
-        places.map(|(pass, seq)| Task { level: Some(level(pass, seq)), ..task(seq) }).to_vec();
+        places.map(|(pass, seq)| Task { place: Place::Lane(level(pass, seq)), ..task(seq) }).to_vec();
     owner.commit(accept_all(&tasks)).await;
 
     // An owner removes the records of these tasks, too; here the range alone has to do it, for the rows.
     owner.commit(vec![acked(LANE, Level::ZERO)]).await;
     assert_eq!(owner.rows(LANE).await, rows(&tasks));
     for n in 0..tasks.len() {
-        owner.commit(vec![acked(LANE, place(&tasks[n]).before())]).await;
-        assert_eq!(owner.rows(LANE).await, rows(&tasks[n..]), "just below {:?}", tasks[n].level);
+        owner.commit(vec![acked(LANE, level_of(&tasks[n]).before())]).await;
+        assert_eq!(owner.rows(LANE).await, rows(&tasks[n..]), "just below {:?}", tasks[n].place);
         // Twice, because a lane's record is saved again by every commit that touches the lane.
         for _ in 0..2 {
-            owner.commit(vec![acked(LANE, place(&tasks[n]))]).await;
-            assert_eq!(owner.rows(LANE).await, rows(&tasks[n + 1..]), "at {:?}", tasks[n].level);
+            owner.commit(vec![acked(LANE, level_of(&tasks[n]))]).await;
+            assert_eq!(owner.rows(LANE).await, rows(&tasks[n + 1..]), "at {:?}", tasks[n].place);
         }
     }
 }

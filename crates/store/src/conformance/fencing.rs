@@ -1,7 +1,8 @@
 //! Owners that lost the shard, and know it late or never. Nothing they do may change anything, and what
 //! they did in the last moment either happened before the take-over, and is seen by it, or not at all.
 
-use evenhand_core::names::{Epoch, ShardId, StoreId};
+use evenhand_core::life::Outcome;
+use evenhand_core::names::{Epoch, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Task};
 
 use super::Harness;
@@ -13,33 +14,57 @@ use crate::{Store, StoreError};
 fn kind(change: &Change) -> usize {
     match change {
         Change::Accepted(_) => 0,
-        Change::Requeued { .. } => 1,
-        Change::SetAside { .. } => 2,
+        Change::Moved { .. } => 1,
+        Change::Canceling { .. } => 2,
         Change::Finished { .. } => 3,
-        Change::Key { .. } => 4,
-        Change::Lane { .. } => 5,
-        Change::Queue { .. } => 6,
-        Change::Override { .. } => 7,
-        Change::Member { .. } => 8,
-        Change::Stopped { .. } => 9,
-        Change::Request { .. } => 10,
-        Change::Store { .. } => 11,
+        Change::Forgotten { .. } => 4,
+        Change::Replayed { .. } => 5,
+        Change::Timed(_) => 6,
+        Change::Untimed { .. } => 7,
+        Change::Timers { .. } => 8,
+        Change::Settings { .. } => 9,
+        Change::Key { .. } => 10,
+        Change::Lane { .. } => 11,
+        Change::Queue { .. } => 12,
+        Change::Override { .. } => 13,
+        Change::Member { .. } => 14,
+        Change::Stopped { .. } => 15,
+        Change::Request { .. } => 16,
+        Change::Store { .. } => 17,
+        Change::Unparked { .. } => 18,
+        Change::Parked { .. } => 19,
         Change::Seq { .. } => KINDS - 1,
     }
 }
 
-const KINDS: usize = 13;
+const KINDS: usize = 21;
 
 /// What a zombie might do to [`furniture`]: each of these would be seen if it happened.
 fn mischief() -> Vec<Change> {
     let changes = vec![
         accepted(&task(9)),
         accepted(&Task { payload: b"not what was accepted".as_slice().into(), ..task(1) }),
+        accepted(&delayed(&task(8))),
         requeued(&task(1), at(9)),
         requeued(&aside(&task(4)), at(10)),
+        requeued(&delayed(&task(5)), at(11)),
+        moved(&task(2), &put_off(&task(2), timer_at(12))),
         set_aside(&task(2)),
+        Change::Canceling { task: TaskId(2) },
         finished(&task(3)),
         finished(&aside(&task(4))),
+        finished(&delayed(&task(5))),
+        ended(&task(1), Outcome::Canceled, None),
+        ended(&task(1), Outcome::Canceled, Some(end_record(&task(1)))),
+        forgotten(&retried(&task(6), at(16))),
+        Change::Replayed { task: TaskId(6), again: TaskId(77) },
+        Change::Timed(timer(6)),
+        Change::Untimed { at: timer_at(7) },
+        timers_acked(highest()),
+        Change::Unparked { queue: LANE.queue, key: key("acme"), level: level(0, 18) },
+        Change::Parked { queue: LANE.queue, key: key("acme"), record: None },
+        put_settings(LANE.queue, 77),
+        put_settings(lane(7, 0, 0).queue, 77),
         put_key(LANE, "acme", 77),
         put_key(LANE, "new", 77),
         forget_key(LANE, "acme"),
@@ -130,10 +155,10 @@ pub async fn an_epoch_that_nobody_was_given_is_refused<H: Harness>(h: &H) {
         let answer = store.commit(SHARD, epoch, mischief()).await;
         assert_eq!(answer, Err(StoreError::Fenced { epoch, current: owner.epoch }));
     }
-    owner.commit(vec![Change::Seq { next: 6 }]).await;
+    owner.commit(vec![Change::Seq { next: 18 }]).await;
     let contents = contents(&store).await;
-    assert_eq!(contents.metadata.next_seq, 6);
-    assert_eq!(contents.tasks, [task(1), task(2), task(3), aside(&task(4))]);
+    assert_eq!(contents.metadata.next_seq, 18);
+    assert_eq!(contents.tasks, furnished());
 }
 
 /// Each shard has an epoch of its own.
@@ -151,7 +176,7 @@ pub async fn the_epoch_of_another_shard_is_refused<H: Harness>(h: &H) {
     let answer = store.commit(SHARD, elsewhere.epoch, mischief()).await;
     assert_eq!(answer, Err(StoreError::Fenced { epoch: elsewhere.epoch, current: owner.epoch }));
     owner.commit(Vec::new()).await; // taking the other shard has fenced nobody here
-    assert_eq!(contents(&store).await.tasks, [task(1), task(2), task(3), aside(&task(4))]);
+    assert_eq!(contents(&store).await.tasks, furnished());
 }
 
 /// A fence is no curse: the same server may own the shard again under a new epoch.
@@ -250,7 +275,8 @@ pub async fn a_commit_given_up_half_way_is_all_or_nothing<H: Harness>(h: &H) {
         }
         let owner = Owner::new(&store).await;
         assert_eq!(owner.metadata.next_seq == next, happened, "it was decided by the first take-over");
-        let kept = contents(&store).await.tasks.iter().filter(|task| task.level > Some(above)).count();
+        let kept =
+            contents(&store).await.tasks.iter().filter(|task| task.place.level() > Some(above)).count();
         assert_eq!(kept, if happened { some.len() } else { 0 });
     }
 }

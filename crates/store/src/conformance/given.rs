@@ -6,15 +6,18 @@ use std::pin::pin;
 use std::task::Poll;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
-use evenhand_core::life::Outcome;
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord, RequestIds,
+    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+};
+use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
     Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
     Seat, ShardId, StoreId, TaskId,
 };
 use evenhand_core::{Change, Metadata, Row, Run, Task};
 
-use crate::{Listing, Page, Store, StoreError};
+use crate::{History, Listing, Page, Store, StoreError, Wanted};
 
 /// The shard of cases that need only one.
 pub(super) const SHARD: ShardId = ShardId(1);
@@ -60,11 +63,14 @@ pub(super) fn task(n: u64) -> Task {
     Task {
         id: TaskId(n),
         lane: LANE,
-        level: Some(at(n)),
+        place: Place::Lane(at(n)),
         key: key("acme"),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
         attempt: 1,
         max_attempts: 5,
+        lost: 0,
+        terms: None,
+        replay_of: None,
         accepted: Millis(1_000 + n),
         max_duration_ms: 0,
         content_type: ContentType::default(),
@@ -72,15 +78,34 @@ pub(super) fn task(n: u64) -> Task {
     }
 }
 
+/// The same task as if it had been accepted to wait for a time.
+pub(super) fn delayed(task: &Task) -> Task {
+    Task { place: Place::Timer(timer_at(task.id.0)), ..task.clone() }
+}
+
 /// The same task once its row is set aside.
 pub(super) fn aside(task: &Task) -> Task {
-    Task { level: None, ..task.clone() }
+    Task { place: Place::Aside, ..task.clone() }
 }
 
 /// The same task as it waits for its next run, at another place and with another charge.
 pub(super) fn retried(task: &Task, to: Level) -> Task {
-    let charge = Charge { cost: Cost::MAX, weight: Weight::MAX };
-    Task { level: Some(to), attempt: task.attempt + 1, charge, ..task.clone() }
+    again(task, Place::Lane(to))
+}
+
+/// The same task as it waits for its backoff to be over.
+pub(super) fn put_off(task: &Task, to: Level) -> Task {
+    again(task, Place::Timer(to))
+}
+
+fn again(task: &Task, place: Place) -> Task {
+    let charge = Charge { cost: Cost::MAX, weight: Weight::MAX, chained: false };
+    Task { place, attempt: task.attempt + 1, lost: task.lost + 1, charge, ..task.clone() }
+}
+
+/// The same task once it has ended, and as long as that is remembered.
+pub(super) fn over(task: &Task) -> Task {
+    Task { place: Place::Over, ..task.clone() }
 }
 
 pub(super) fn accepted(task: &Task) -> Change {
@@ -91,19 +116,131 @@ pub(super) fn accept_all(tasks: &[Task]) -> Vec<Change> {
     tasks.iter().map(accepted).collect()
 }
 
+/// The end of a task that is not to be remembered.
 pub(super) fn finished(task: &Task) -> Change {
-    Change::Finished { task: task.id, lane: task.lane, level: task.level, outcome: Outcome::Succeeded }
+    ended(task, Outcome::Succeeded, None)
+}
+
+/// An end, which is remembered if there is something to remember.
+pub(super) fn ended(task: &Task, outcome: Outcome, end: Option<EndRecord>) -> Change {
+    stopped(task, outcome == Outcome::Canceled, outcome, end)
+}
+
+/// The same of a task that somebody wanted stopped, or that nobody did.
+pub(super) fn stopped(task: &Task, canceling: bool, outcome: Outcome, end: Option<EndRecord>) -> Change {
+    let (end, tries) = (end.map(Into::into), task.attempt - 1);
+    Change::Finished { task: task.id, lane: task.lane, from: task.place, tries, canceling, outcome, end }
+}
+
+/// The end of a task as [`end_record`] has it, and the timer that will forget it.
+pub(super) fn remembered(task: &Task) -> [Change; 2] {
+    let end = end_record(task);
+    [ended(task, end.outcome, Some(end)), Change::Timed(forget_timer(task))]
+}
+
+/// What is remembered of a task's end.
+pub(super) fn end_record(task: &Task) -> EndRecord {
+    let n = task.id.0;
+    EndRecord {
+        key: task.key.clone(),
+        outcome: Outcome::Failed,
+        at: Millis(2_000 + n),
+        last: Some(tried(task)),
+        result: format!("result {n}").into_bytes().into(),
+    }
+}
+
+/// The timer that forgets a task's end.
+pub(super) fn forget_timer(task: &Task) -> TimerRow {
+    let at = timer_at(100_000 + task.id.0);
+    TimerRow { at, task: task.id, what: Timed::Forget { tries: task.attempt - 1 } }
+}
+
+/// Forgets an end.
+pub(super) fn forgotten(task: &Task) -> Change {
+    Change::Forgotten { task: task.id, tries: task.attempt - 1 }
+}
+
+/// The try that a task is at, when it is over.
+pub(super) fn tried(task: &Task) -> Try {
+    let (n, attempt) = (task.id.0, task.attempt);
+    Try {
+        attempt,
+        seat: (attempt % 3 > 0).then(|| seat_name("gpu-7")),
+        started: Millis(n),
+        ended: Millis(n + u64::from(attempt)),
+        end: if attempt % 2 == 0 { End::Failed } else { End::Lost },
+        error: format!("try {attempt} of {n} came to nothing").into(),
+    }
+}
+
+/// Turns a task into another one: its row goes from the place that it has in the one to that in the other.
+pub(super) fn moved(task: &Task, to: &Task) -> Change {
+    let level = match to.place {
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
+        Place::Aside | Place::Over => Level::ZERO,
+    };
+    let tried = (to.attempt > task.attempt).then(|| tried(task));
+    Change::Moved { lane: task.lane, from: task.place, to: to.place, row: to.row_at(level), tried }
 }
 
 /// Turns a task into what [`retried`] makes of it.
 pub(super) fn requeued(task: &Task, to: Level) -> Change {
-    let row = row(&retried(task, to));
-    Change::Requeued { task: task.id, lane: task.lane, from: task.level, row }
+    moved(task, &retried(task, to))
 }
 
 /// Turns a waiting task into what [`aside`] makes of it.
 pub(super) fn set_aside(task: &Task) -> Change {
-    Change::SetAside { task: task.id, lane: task.lane, level: place(task) }
+    moved(task, &aside(task))
+}
+
+/// The level of a timer that is told apart by one number, in the order of these.
+pub(super) fn timer_at(n: u64) -> Level {
+    level(u128::from(n) << 20, n)
+}
+
+/// The timer of a task that waits for one.
+pub(super) fn due_timer(task: &Task) -> TimerRow {
+    let Place::Timer(at) = task.place else { panic!("task {} waits for no time", task.id) };
+    TimerRow { at, task: task.id, what: Timed::Due(task.lane, task.row_at(at)) }
+}
+
+/// A timer of another kind.
+pub(super) fn timer(n: u64) -> TimerRow {
+    let what = match n % 3 {
+        0 => Timed::Expire,
+        1 => Timed::Detach,
+        _ => Timed::Forget { tries: n as u16 },
+    };
+    TimerRow { at: timer_at(n), task: TaskId(n), what }
+}
+
+/// Saves the ack level of the timers.
+pub(super) fn timers_acked(ack: Level) -> Change {
+    Change::Timers { record: ShelfRecord { ack, max: ack } }
+}
+
+/// What a task may ask for, all of it.
+pub(super) fn terms(n: u64) -> Terms {
+    let backoff = Backoff { first_ms: n, factor: 1_000 + n as u32, max_ms: n << 8 };
+    Terms { backoff: Some(backoff), expires: Some(Millis(n << 30)), attach_ms: n }
+}
+
+/// Settings that are told apart by one number.
+pub(super) fn settings_record(n: u64) -> SettingsRecord {
+    let settings = Settings {
+        max_attempts: n as u16,
+        backoff: Backoff { first_ms: n + 1, factor: n as u32 + 2, max_ms: n + 3 },
+        max_lost: n as u8,
+        retention_ms: n << 40,
+        share: if n.is_multiple_of(2) { Share::Time } else { Share::Tasks },
+        paused: n.is_multiple_of(3),
+    };
+    SettingsRecord { version: n, settings }
+}
+
+pub(super) fn put_settings(queue: QueueId, n: u64) -> Change {
+    Change::Settings { queue, record: settings_record(n) }
 }
 
 /// Saves a lane's ack level.
@@ -112,8 +249,8 @@ pub(super) fn acked(lane: LaneId, ack: Level) -> Change {
     Change::Lane { lane, record }
 }
 
-pub(super) fn place(task: &Task) -> Level {
-    task.level.expect("a task in its lane")
+pub(super) fn level_of(task: &Task) -> Level {
+    task.place.level().expect("a task in its lane")
 }
 
 pub(super) fn row(task: &Task) -> Row {
@@ -127,7 +264,14 @@ pub(super) fn rows(tasks: &[Task]) -> Vec<Row> {
 /// A key's record that is told apart by one number.
 pub(super) fn key_record(n: u32) -> KeyRecord {
     let time = |bits: u32| VTime::from_bits(u128::from(n) << bits | 1);
-    KeyRecord { finish: time(70), due: time(60), rows: n, chained: n / 2, weight: weight(n) }
+    KeyRecord {
+        finish: time(70),
+        due: time(60),
+        rows: n,
+        chained: n / 2,
+        refund: time(n % 2 * 50),
+        weight: weight(n),
+    }
 }
 
 pub(super) fn put_key(lane: LaneId, text: &str, n: u32) -> Change {
@@ -152,22 +296,49 @@ pub(super) fn put_queue(queue: QueueId, name: &str, accepted: u64) -> Change {
 }
 
 /// One of everything in [`SHARD`], for cases that ask what is left of it: tasks 1, 2 and 3 wait in
-/// [`LANE`], task 4 is set aside, and there is a record of each kind.
+/// [`LANE`], where the first was wanted stopped, task 4 is set aside, task 5 waits for a time, task 6 has ended at
+/// its second try and was run again, and there is a record of each kind.
 pub(super) fn furniture() -> Vec<Change> {
-    let mut changes = accept_all(&[task(1), task(2), task(3), task(4)]);
+    let mut changes = accept_all(&[task(1), task(2), task(3), task(4), delayed(&task(5)), task(6)]);
     changes.extend([
+        Change::Canceling { task: TaskId(1) },
         set_aside(&task(4)),
+        requeued(&task(6), at(16)),
         put_key(LANE, "acme", 4),
         put_override(LANE.queue, "acme", 2_500),
         acked(LANE, Level::ZERO),
         put_queue(LANE.queue, "render", 4),
+        put_settings(LANE.queue, 4),
         put_member("gpu-7", 4),
         Change::Stopped { stopped: true },
         put_request(4, 4),
         Change::Store { id: StoreId(4) },
-        Change::Seq { next: 5 },
+        Change::Seq { next: 19 },
+    ]);
+    changes.extend(remembered(&retried(&task(6), at(16))));
+    changes.extend([
+        Change::Replayed { task: TaskId(6), again: TaskId(3) },
+        Change::Timed(timer(7)),
+        timers_acked(Level::ZERO),
+        accepted(&shelved()),
+        Change::Parked {
+            queue: LANE.queue,
+            key: key("acme"),
+            record: Some(ParkedRecord { paused: true, rows: 1, shelf: ShelfRecord::default() }),
+        },
     ]);
     changes
+}
+
+/// A task whose key may not run.
+fn shelved() -> Task {
+    Task { place: Place::Parked(level(0, 18)), key: key("acme"), ..task(18) }
+}
+
+/// The tasks of [`furniture`].
+pub(super) fn furnished() -> Vec<Task> {
+    let last = over(&retried(&task(6), at(16)));
+    vec![task(1), task(2), task(3), aside(&task(4)), delayed(&task(5)), last, shelved()]
 }
 
 /// A worker's record that is told apart by one number, and has so many runs.
@@ -177,9 +348,11 @@ pub(super) fn member_record(n: u64) -> MemberRecord {
         lane: LANE,
         level: at(task),
         key: key("acme"),
-        charge: Charge { cost: Cost::ONE, weight: weight(2_500) },
+        charge: Charge { cost: Cost::ONE, weight: weight(2_500), chained: task.is_multiple_of(2) },
         attempt: 1,
         max_attempts: 3,
+        lost: (task % 3) as u8,
+        terms: task.is_multiple_of(4).then(|| terms(task).into()),
         fence: Fence { epoch: Epoch(n), dispatch: task },
         started: Millis(n),
     };
@@ -199,8 +372,13 @@ pub(super) fn seat_name(text: &str) -> Seat {
     Seat::new(text).expect("a plain name")
 }
 
+/// A request's record that is told apart by one number: of tasks that follow each other, or not.
 pub(super) fn request_record(n: u64) -> RequestRecord {
-    RequestRecord { at: Millis(n), first: TaskId(n), tasks: n as u32 }
+    let ids = match n % 2 {
+        0 => RequestIds::Range { first: TaskId(n), tasks: n as u32 },
+        _ => RequestIds::List((0..n).map(|id| TaskId(id * n)).collect()),
+    };
+    RequestRecord { until: Millis(n), ids }
 }
 
 pub(super) fn put_request(key: u128, n: u64) -> Change {
@@ -277,12 +455,58 @@ impl<'s, S: Store> Owner<'s, S> {
         }
     }
 
+    pub(super) async fn timer_page(&self, above: Level, limit: usize) -> Page<TimerRow> {
+        answer(self.store.read_timers(self.shard, above, limit).await)
+    }
+
+    /// Parked rows of a key above a level.
+    pub(super) async fn parked_page(
+        &self,
+        queue: QueueId,
+        key: &Key,
+        above: Level,
+        limit: usize,
+    ) -> Page<ParkedRow> {
+        answer(self.store.read_parked(self.shard, queue, key.clone(), above, limit).await)
+    }
+
+    /// All timers.
+    pub(super) async fn timers(&self) -> Vec<TimerRow> {
+        self.timers_by(1_000).await
+    }
+
+    /// All timers, by pages of this size.
+    pub(super) async fn timers_by(&self, limit: usize) -> Vec<TimerRow> {
+        let (mut timers, mut above): (Vec<TimerRow>, Level) = (Vec::new(), Level::ZERO);
+        loop {
+            let page = self.timer_page(above, limit).await;
+            let (count, end) = (page.rows.len(), page.end);
+            assert!(count == limit || count < limit && end, "{count} timers of {limit}, and end = {end}");
+            if let Some(last) = page.rows.last() {
+                assert!(last.at > above, "a read above {above} came to {}", last.at);
+                above = last.at;
+            }
+            timers.extend(page.rows);
+            if end {
+                return timers;
+            }
+        }
+    }
+
+    pub(super) async fn history(&self, id: u64) -> History {
+        answer(self.store.read_history(self.shard, TaskId(id)).await)
+    }
+
     pub(super) async fn task(&self, id: u64) -> Option<Task> {
         answer(self.store.read_task(self.shard, TaskId(id)).await)
     }
 
     pub(super) async fn list(&self, queue: Option<QueueId>, after: u64, limit: usize) -> Listing {
-        answer(self.store.list_tasks(self.shard, queue, TaskId(after), limit).await)
+        self.list_wanted(Wanted { queue, ended: None }, after, limit).await
+    }
+
+    pub(super) async fn list_wanted(&self, wanted: Wanted, after: u64, limit: usize) -> Listing {
+        answer(self.store.list_tasks(self.shard, wanted, TaskId(after), limit).await)
     }
 
     /// All tasks of the shard.
@@ -292,10 +516,15 @@ impl<'s, S: Store> Owner<'s, S> {
 
     /// All tasks, of one queue if one is named, by pages of this size. Pages are full while more follow.
     pub(super) async fn tasks_by(&self, queue: Option<QueueId>, limit: usize) -> Vec<Task> {
+        self.wanted_by(Wanted { queue, ended: None }, limit).await
+    }
+
+    /// The same of those that are wanted.
+    pub(super) async fn wanted_by(&self, wanted: Wanted, limit: usize) -> Vec<Task> {
         let mut tasks: Vec<Task> = Vec::new();
         loop {
             let after = tasks.last().map_or(0, |task| task.id.0);
-            let listing = self.list(queue, after, limit).await;
+            let listing = self.list_wanted(wanted, after, limit).await;
             let (count, more) = (listing.tasks.len(), listing.more.is_some());
             assert!(count == limit || count < limit && !more, "{count} tasks of {limit}, and more = {more}");
             let rises = listing.tasks.first().is_none_or(|first| first.id.0 > after);
@@ -313,11 +542,14 @@ impl<'s, S: Store> Owner<'s, S> {
 pub(super) struct Contents {
     pub(super) metadata: Metadata,
     pub(super) rows: Vec<(LaneId, Row)>,
+    pub(super) timers: Vec<TimerRow>,
     pub(super) tasks: Vec<Task>,
+    /// Of every task.
+    pub(super) histories: Vec<History>,
 }
 
 /// Takes the shard and reads all of it, rows in the given lanes. Whatever it holds, each task must be in
-/// exactly one place: waiting in its lane as its record says, or set aside.
+/// exactly one place: in its lane as its record says, among the timers, set aside, or over.
 pub(super) async fn contents_of<S: Store>(store: &S, shard: ShardId, lanes: &[LaneId]) -> Contents {
     let owner = Owner::of(store, shard).await;
     let mut rows = Vec::new();
@@ -325,14 +557,37 @@ pub(super) async fn contents_of<S: Store>(store: &S, shard: ShardId, lanes: &[La
         rows.extend(owner.rows(lane).await.into_iter().map(|row| (lane, row)));
     }
     rows.sort_by_key(|(lane, row)| (*lane, row.level));
-    let tasks = owner.tasks().await;
+    let (timers, tasks) = (owner.timers().await, owner.tasks().await);
 
     let mut waiting: Vec<_> = tasks.iter().filter_map(|task| Some((task.lane, task.row()?))).collect();
     waiting.sort_by_key(|(lane, row)| (*lane, row.level));
     assert_eq!(rows, waiting, "the rows of the lanes, and what the tasks' records say of them");
-    let apart: Vec<_> = tasks.iter().filter(|task| task.level.is_none()).cloned().collect();
+    let is_due = |timer: &&TimerRow| matches!(timer.what, Timed::Due(..));
+    let due: Vec<_> = timers.iter().filter(is_due).cloned().collect();
+    let scheduled = tasks.iter().filter(|task| matches!(task.place, Place::Timer(_)));
+    let mut scheduled: Vec<_> = scheduled.map(due_timer).collect();
+    scheduled.sort_by_key(|timer| timer.at);
+    assert_eq!(due, scheduled, "the timers, and what the tasks' records say of them");
+    for task in &tasks {
+        if let Place::Parked(level) = task.place {
+            let page = owner.parked_page(task.lane.queue, &task.key, level.before(), 1).await;
+            assert_eq!(page.rows, [ParkedRow { lane: task.lane, row: task.row_at(level) }]);
+        }
+    }
+    let apart: Vec<_> = tasks.iter().filter(|task| task.place == Place::Aside).cloned().collect();
     assert_eq!(owner.metadata.aside, apart, "the table of long runners, and what the tasks' records say");
-    Contents { metadata: owner.metadata, rows, tasks }
+    let mut histories = Vec::new();
+    for task in &tasks {
+        let history = owner.history(task.id.0).await;
+        assert_eq!(history.end.is_some(), task.place == Place::Over, "whether task {} has ended", task.id);
+        histories.push(history);
+    }
+    let has_ended = |ended| Wanted { queue: None, ended: Some(ended) };
+    let (over, not): (Vec<Task>, Vec<Task>) =
+        tasks.iter().cloned().partition(|task| task.place == Place::Over);
+    assert_eq!(owner.wanted_by(has_ended(true), 1_000).await, over, "the tasks that have ended");
+    assert_eq!(owner.wanted_by(has_ended(false), 1_000).await, not, "the tasks that have not ended");
+    Contents { metadata: owner.metadata, rows, timers, tasks, histories }
 }
 
 /// All that [`SHARD`] holds, of a case that uses one lane.
@@ -349,6 +604,9 @@ fn sorted(mut metadata: Metadata) -> Metadata {
     metadata.aside.sort_by_key(|task| task.id);
     metadata.members.sort_by(|(a, _), (b, _)| a.cmp(b));
     metadata.requests.sort_by_key(|(key, _)| *key);
+    metadata.canceling.sort();
+    metadata.parked.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    metadata.settings.sort_by_key(|(queue, _)| *queue);
     metadata
 }
 

@@ -2,12 +2,14 @@
 //! follow. People page through a backlog that lives while they look at it.
 
 use evenhand_core::backlog::Level;
+use evenhand_core::change::{EndRecord, Place};
+use evenhand_core::life::Outcome;
 use evenhand_core::names::{QueueId, TaskId};
 use evenhand_core::{Change, Task, bounds};
 
 use super::Harness;
 use super::given::*;
-use crate::LISTING_BYTES;
+use crate::{LISTING_BYTES, Wanted};
 
 /// In order of numbers, not of text, of levels, or of acceptance; waiting or set aside.
 pub async fn tasks_are_listed_by_id_wherever_they_are<H: Harness>(h: &H) {
@@ -16,7 +18,7 @@ pub async fn tasks_are_listed_by_id_wherever_they_are<H: Harness>(h: &H) {
     let ids = [1, 2, 9, 10, 11, 99, 100, 255, 256, 65_536, 1 << 32, (1 << 32) + 1, 1 << 47, Level::LAST_SEQ];
     // The later a task was accepted, the lower its level: levels must not decide.
     let tasks: Vec<Task> =
-        ids.map(|id| Task { level: Some(level(u128::from(u64::MAX - id), id)), ..task(id) }).to_vec();
+        ids.map(|id| Task { place: Place::Lane(level(u128::from(u64::MAX - id), id)), ..task(id) }).to_vec();
     owner.commit(accept_all(&shuffled(&tasks))).await;
     assert_eq!(owner.list(None, 0, ALL).await.tasks, tasks);
 
@@ -116,6 +118,68 @@ pub async fn a_listing_is_bounded_in_bytes<H: Harness>(h: &H) {
         after = last.0;
     }
     assert_eq!(seen, (1..=3 * most).collect::<Vec<u64>>());
+}
+
+/// Of all queues or one, whatever lies between, by pages of any size.
+pub async fn tasks_that_have_ended_are_listed_apart_from_those_that_have_not<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    let ids = (1..=300).chain([Level::LAST_SEQ - 1, Level::LAST_SEQ]);
+    let tasks: Vec<Task> = ids.map(|n| Task { lane: lane(n as u32 % 3, 5, 0), ..task(n) }).collect();
+    owner.commit(accept_all(&shuffled(&tasks))).await;
+    // Some stretches end as a whole, some do not at all, and some in between.
+    let ends = |task: &Task| match task.id.0 % 100 {
+        0..30 => true,
+        30..60 => task.id.0.is_multiple_of(7),
+        _ => task.id.0 == Level::LAST_SEQ,
+    };
+    let end = |task: &Task| ended(task, Outcome::Failed, Some(end_record(task)));
+    owner.commit(tasks.iter().filter(|task| ends(task)).map(end).collect()).await;
+    let tasks: Vec<Task> =
+        tasks.iter().map(|task| if ends(task) { over(task) } else { task.clone() }).collect();
+    let store = h.reopen(store).await;
+    let owner = Owner::new(&store).await;
+    for queue in [None, Some(QueueId(0)), Some(QueueId(2)), Some(QueueId(3))] {
+        for ended in [None, Some(true), Some(false)] {
+            let wanted = |task: &&Task| {
+                queue.is_none_or(|queue| task.lane.queue == queue)
+                    && ended.is_none_or(|ended| ended == (task.place == Place::Over))
+            };
+            let expected: Vec<Task> = tasks.iter().filter(wanted).cloned().collect();
+            for limit in [1, 7, 100, ALL] {
+                let found = owner.wanted_by(Wanted { queue, ended }, limit).await;
+                assert_eq!(found, expected, "of {queue:?}, ended {ended:?}, by {limit}");
+            }
+            let after = expected.last().map_or(u64::MAX, |last| last.id.0);
+            for after in [after, Level::LAST_SEQ, 1 << 63, u64::MAX] {
+                let none = owner.list_wanted(Wanted { queue, ended }, after, ALL).await;
+                assert_eq!((none.tasks, none.more), (vec![], None), "after {after}");
+            }
+        }
+    }
+}
+
+/// Large payloads, and large results, which are not even shown.
+pub async fn a_listing_of_ended_tasks_is_bounded_in_bytes<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    let large = |n| Task { payload: vec![n as u8; bounds::PAYLOAD_BYTES].into(), ..task(n) };
+    let most = (LISTING_BYTES / bounds::PAYLOAD_BYTES) as u64;
+    for n in 1..=2 * most + 1 {
+        let end = EndRecord { result: vec![n as u8; bounds::PAYLOAD_BYTES].into(), ..end_record(&task(n)) };
+        owner.commit(vec![accepted(&large(n)), ended(&large(n), end.outcome, Some(end))]).await;
+    }
+    for ended in [None, Some(true)] {
+        let (mut after, mut seen) = (0, Vec::new());
+        loop {
+            let page = owner.list_wanted(Wanted { queue: None, ended }, after, ALL).await;
+            assert!(page.tasks.len() as u64 <= most, "{} tasks at once", page.tasks.len());
+            seen.extend(page.tasks.iter().map(|task| task.id.0));
+            let Some(last) = page.more else { break };
+            after = last.0;
+        }
+        assert_eq!(seen, (1..=2 * most + 1).collect::<Vec<u64>>());
+    }
 }
 
 /// Between two pages tasks end (the one that the cursor stands on, too), are accepted, move and are set

@@ -2,13 +2,14 @@
 //! owner's safety stands on these two.
 
 use evenhand_core::backlog::{Level, VTime, Weight};
-use evenhand_core::change::{LaneRecord, QueueRecord, Totals};
-use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, StoreId};
+use evenhand_core::change::{LaneRecord, QueueRecord, ShelfRecord, Totals};
+use evenhand_core::life::Outcome;
+use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, StoreId, TaskId};
 use evenhand_core::{Change, Metadata};
 
 use super::Harness;
 use super::given::*;
-use crate::{Store, StoreError};
+use crate::{History, Store, StoreError};
 
 /// A shard nobody has heard of can be taken, and 0 stays free to mean "no epoch".
 pub async fn a_new_shard_is_empty_at_an_epoch_above_zero<H: Harness>(h: &H) {
@@ -18,6 +19,9 @@ pub async fn a_new_shard_is_empty_at_an_epoch_above_zero<H: Harness>(h: &H) {
     assert_eq!(owner.metadata, Metadata::default());
     let page = owner.page(LANE, Level::ZERO, 10).await;
     assert!(page.rows.is_empty() && page.end, "{page:?}");
+    let timers = owner.timer_page(Level::ZERO, 10).await;
+    assert!(timers.rows.is_empty() && timers.end, "{timers:?}");
+    assert_eq!(owner.history(1).await, History::default());
     let listing = owner.list(None, 0, 10).await;
     assert!(listing.tasks.is_empty() && listing.more.is_none(), "{listing:?}");
 }
@@ -73,7 +77,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
     };
     let queue = |name: &str, accepted| QueueRecord {
         name: queue_name(name),
-        totals: Totals { accepted, succeeded: 3, failed: 2, canceled: 1 },
+        totals: Totals { accepted, succeeded: 3, failed: 2, canceled: 1, expired: 5, scheduled: 4 },
     };
     let other = LaneId { queue: mail, ..LANE };
     // The rows of the two long runners, above any ack of this case.
@@ -100,6 +104,11 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             put_request(0, 1),
             put_request(u128::MAX, 2),
             Change::Store { id: StoreId(u64::MAX) },
+            timers_acked(timer_at(9)),
+            Change::Canceling { task: TaskId(207) },
+            Change::Canceling { task: TaskId(208) },
+            put_settings(mail, 1),
+            put_settings(render, 2),
             Change::Seq { next: 209 },
         ])
         .await;
@@ -117,6 +126,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         members: vec![(seat_name("gpu-7"), member_record(3)), (seat_name("gpu-8"), member_record(0))],
         stopped: true,
         requests: vec![(RequestKey(0), request_record(1)), (RequestKey(u128::MAX), request_record(2))],
+        timers: ShelfRecord { ack: timer_at(9), max: timer_at(9) },
+        canceling: vec![TaskId(207), TaskId(208)],
+        parked: Vec::new(),
+        settings: vec![(mail, settings_record(1)), (render, settings_record(2))],
         store: Some(StoreId(u64::MAX)),
     };
     let owner = Owner::new(&store).await;
@@ -125,7 +138,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
     owner
         .commit(vec![
             set_aside(&eight),
-            finished(&aside(&seven)),
+            ended(&aside(&seven), Outcome::Canceled, None),
             put_key(LANE, "acme", 11),
             forget_key(LANE, "zeta"),
             drop_override(render, "acme"),
@@ -136,6 +149,8 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             drop_member("gpu-8"),
             Change::Stopped { stopped: false },
             drop_request(u128::MAX),
+            timers_acked(timer_at(10)),
+            put_settings(render, 6),
             Change::Seq { next: 300 },
         ])
         .await;
@@ -149,6 +164,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         members: vec![(seat_name("gpu-7"), member_record(1))],
         stopped: false,
         requests: vec![(RequestKey(0), request_record(1))],
+        timers: ShelfRecord { ack: timer_at(10), max: timer_at(10) },
+        canceling: vec![TaskId(208)],
+        parked: Vec::new(),
+        settings: vec![(mail, settings_record(1)), (render, settings_record(6))],
         store: Some(StoreId(u64::MAX)),
     };
     assert_eq!(Owner::new(&store).await.metadata, second);

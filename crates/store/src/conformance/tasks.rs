@@ -1,9 +1,9 @@
 //! A task is two things in a store, its record and its row, and each step of its life changes both
 //! together and touches no other task.
 
+use evenhand_core::Task;
 use evenhand_core::life::Outcome;
 use evenhand_core::names::ShardId;
-use evenhand_core::{Change, Task};
 
 use super::Harness;
 use super::given::*;
@@ -36,12 +36,11 @@ pub async fn a_task_that_is_not_there_is_none<H: Harness>(h: &H) {
 
 /// Its record and its row go together, however it ended, and nobody else's.
 pub async fn finishing_removes_one_task_and_its_row<H: Harness>(h: &H) {
-    for outcome in [Outcome::Succeeded, Outcome::Failed, Outcome::Canceled] {
+    for outcome in [Outcome::Succeeded, Outcome::Failed, Outcome::Canceled, Outcome::Expired] {
         let store = h.fresh().await;
         let owner = owner_of_five(&store).await;
         for n in [3, 1, 5] {
-            let Task { id, lane, level, .. } = task(n);
-            owner.commit(vec![Change::Finished { task: id, lane, level, outcome }]).await;
+            owner.commit(vec![ended(&task(n), outcome, None)]).await;
             assert_eq!(owner.task(n).await, None);
         }
         assert_eq!(contents(&store).await.tasks, [task(2), task(4)]);
@@ -59,7 +58,7 @@ pub async fn requeueing_moves_one_row_and_updates_its_task<H: Harness>(h: &H) {
         assert_ne!((moved.attempt, moved.charge), (task(2).attempt, task(2).charge));
         assert_eq!(owner.task(2).await, Some(moved.clone()));
         let mut in_order = five_with(moved.clone());
-        in_order.sort_by_key(place);
+        in_order.sort_by_key(level_of);
         assert_eq!(owner.rows(LANE).await, rows(&in_order));
         assert_eq!(contents(&store).await.tasks, five_with(moved));
     }

@@ -2,8 +2,12 @@
 //! types can hold. A store that trims, folds, collates, escapes or cuts off is found here.
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
-use evenhand_core::names::{ContentType, Key, Millis, QueueId, TaskId};
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
+    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+};
+use evenhand_core::life::{Backoff, End, Outcome, Terms};
+use evenhand_core::names::{ContentType, Key, Millis, QueueId, RequestKey, TaskId};
 use evenhand_core::{Change, Task, bounds};
 
 use super::Harness;
@@ -140,7 +144,7 @@ pub async fn keys_come_back_as_they_are_and_stay_apart<H: Harness>(h: &H) {
 
 /// Lane and key, or queue and key, that read the same when they are written one after the other.
 pub async fn keys_of_neighbouring_lanes_and_queues_stay_apart<H: Harness>(h: &H) {
-    let lanes = [lane(1, 1, 1), lane(1, 1, 11), lane(1, 11, 1), lane(11, 1, 1), lane(u32::MAX, 255, 255)];
+    let lanes = [lane(1, 1, 1), lane(1, 1, 11), lane(1, 11, 1), lane(11, 1, 1), lane(u32::MAX, 255, 254)];
     let texts = ["", "1", "11", "1/1", "/1", "1:1"];
     let store = h.fresh().await;
     let owner = Owner::new(&store).await;
@@ -181,9 +185,10 @@ pub async fn queue_names_come_back_as_they_are<H: Harness>(h: &H) {
 /// The smallest and the largest of each field, in the record and in the row.
 pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     let cheapest = Cost::new(1).expect("the smallest cost");
+    let slowest = Backoff { first_ms: u64::MAX, factor: u32::MAX, max_ms: u64::MAX };
     let smallest = Task {
-        level: Some(level(0, 1)),
-        charge: Charge { cost: cheapest, weight: Weight::MAX },
+        place: Place::Lane(level(0, 1)),
+        charge: Charge { cost: cheapest, weight: Weight::MAX, chained: true },
         max_attempts: 1,
         accepted: Millis(0),
         max_duration_ms: 0,
@@ -192,11 +197,16 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     };
     let largest = Task {
         id: TaskId(Level::LAST_SEQ),
-        lane: lane(u32::MAX, u8::MAX, u8::MAX),
-        level: Some(highest()),
-        charge: Charge { cost: Cost::MAX, weight: Weight::MIN },
+        lane: lane(u32::MAX, u8::MAX, u8::MAX - 1),
+        place: Place::Lane(highest()),
+        charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: false },
         attempt: u16::MAX,
         max_attempts: u16::MAX,
+        lost: u8::MAX,
+        terms: Some(
+            Terms { backoff: Some(slowest), expires: Some(Millis(u64::MAX)), attach_ms: u64::MAX }.into(),
+        ),
+        replay_of: Some(TaskId(Level::LAST_SEQ - 1)),
         accepted: Millis(u64::MAX),
         max_duration_ms: u64::MAX,
         content_type: ContentType::new(&"x/".repeat(63)).expect("a long one"),
@@ -226,7 +236,7 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         let opposite = times[times.len() - 1 - n as usize];
         let rows = [0, 1, i32::MAX as u32, 1 << 31, u32::MAX][n as usize % 5];
         let weight = if n % 2 == 0 { Weight::MIN } else { Weight::MAX };
-        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, weight };
+        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, refund: time, weight };
         changes.push(Change::Key { lane: LANE, key: key(&n.to_string()), record: Some(record) });
         keys.push((LANE, key(&n.to_string()), record));
 
@@ -237,7 +247,14 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     }
     // A shard numbers its tasks up to the last seq, so no count of them can be higher.
     let most = Level::LAST_SEQ;
-    let totals = Totals { accepted: most, succeeded: most - 2, failed: 1, canceled: 1 };
+    let totals = Totals {
+        accepted: most,
+        succeeded: most - 2,
+        failed: 1,
+        canceled: 1,
+        expired: most,
+        scheduled: most,
+    };
     let queue = (QueueId(u32::MAX), QueueRecord { name: queue_name("render"), totals });
     changes.push(Change::Queue { queue: queue.0, record: queue.1.clone() });
     changes.push(Change::Seq { next: most + 1 });
@@ -249,4 +266,142 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     assert_eq!(metadata.lanes, lanes);
     assert_eq!(metadata.queues, [queue]);
     assert_eq!(metadata.next_seq, most + 1);
+}
+
+/// The lowest level and the highest, the largest task and tries, in every kind of timer.
+pub async fn timers_keep_numbers_at_their_limits<H: Harness>(h: &H) {
+    let last = TaskId(Level::LAST_SEQ);
+    let timer = |pass, seq, task, what| TimerRow { at: level(pass, seq), task, what };
+    let mut timers = vec![
+        timer(0, 1, TaskId(0), Timed::Expire),
+        timer(1, 2, TaskId(0), Timed::Detach),
+        timer(1, 3, TaskId(0), Timed::Forget { tries: 0 }),
+        timer(1 << 79, 4, last, Timed::Expire),
+        timer(1 << 79, 5, last, Timed::Detach),
+        timer((1 << 80) - 1, Level::LAST_SEQ - 1, last, Timed::Forget { tries: u16::MAX }),
+    ];
+    let largest = Task {
+        id: last,
+        lane: lane(u32::MAX, u8::MAX, u8::MAX - 1),
+        place: Place::Timer(highest()),
+        charge: Charge { cost: Cost::MAX, weight: Weight::MAX, chained: false },
+        attempt: u16::MAX,
+        max_attempts: u16::MAX,
+        lost: u8::MAX,
+        terms: Some(Terms { expires: Some(Millis(0)), ..Terms::default() }.into()),
+        ..task(1)
+    };
+    let smallest = Task {
+        place: Place::Timer(level(0, 9)),
+        charge: Charge { weight: Weight::MIN, chained: true, ..largest.charge },
+        terms: Some(Terms::default().into()),
+        ..task(9)
+    };
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    owner.commit(timers.iter().cloned().map(Change::Timed).collect()).await;
+    owner.commit(accept_all(&[smallest.clone(), largest.clone()])).await;
+    let record = ShelfRecord { ack: Level::ZERO, max: highest() };
+    owner.commit(vec![Change::Timers { record }]).await;
+    let store = h.reopen(store).await;
+    let contents = contents(&store).await;
+    timers.extend([due_timer(&smallest), due_timer(&largest)]);
+    timers.sort_by_key(|timer| timer.at);
+    assert_eq!(contents.timers, timers);
+    assert_eq!(contents.tasks, [smallest, largest]);
+    assert_eq!(contents.metadata.timers, record);
+}
+
+/// Any text, as long as it may be; any bytes; any number.
+pub async fn tries_and_ends_come_back_as_they_were<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    let longest = "\u{1f9a5}".repeat(20_000);
+    let texts = ["", "plain", "two\nlines\0and a nul", "'; DROP TABLE tries; --", &longest];
+    let ends = [End::Succeeded, End::Failed, End::FailedForGood, End::Lost, End::Lost];
+    let largest = Try {
+        attempt: u16::MAX,
+        seat: Some(seat_name(&"s".repeat(bounds::NAME_BYTES))),
+        started: Millis(u64::MAX),
+        ended: Millis(u64::MAX),
+        end: End::Lost,
+        error: longest.as_str().into(),
+    };
+    let mut tries = Vec::new();
+    let mut last = task(1);
+    owner.commit(vec![accepted(&last)]).await;
+    for (n, (text, end)) in (1..).zip(texts.into_iter().zip(ends)) {
+        let next = retried(&last, at(10 + n));
+        let tried = Try { error: text.into(), end, ..tried(&last) };
+        let Change::Moved { lane, from, to, row, .. } = moved(&last, &next) else { panic!("no move") };
+        owner.commit(vec![Change::Moved { lane, from, to, row, tried: Some(tried.clone()) }]).await;
+        (last, tries) = (next, [tries, vec![tried]].concat());
+    }
+    let results: [Vec<u8>; 4] = [vec![], vec![0; 1_000], (0..=255).collect(), vec![7; bounds::PAYLOAD_BYTES]];
+    let outcomes = [Outcome::Succeeded, Outcome::Failed, Outcome::Canceled, Outcome::Expired];
+    let mut expected = Vec::new();
+    for (n, (result, outcome)) in (2..).zip(results.into_iter().zip(outcomes)) {
+        let last = [None, Some(largest.clone()), Some(tried(&task(n)))][n as usize % 3].clone();
+        let key = awkward_keys()[n as usize * 7].clone();
+        let at = Millis([0, u64::MAX][n as usize % 2]);
+        let end = EndRecord { key, outcome, at, last, result: result.into() };
+        owner.commit(vec![accepted(&task(n)), ended(&task(n), outcome, Some(end.clone()))]).await;
+        expected.push(end);
+    }
+    let store = h.reopen(store).await;
+    let owner = Owner::new(&store).await;
+    assert_eq!(owner.history(1).await.tries, tries);
+    for (n, end) in (2..).zip(expected) {
+        assert!(owner.history(n).await.end == Some(end), "the end of task {n}");
+    }
+}
+
+/// A request of many tasks that do not follow each other, one of none, and settings from one end to the other.
+pub async fn requests_and_settings_come_back_as_they_were<H: Harness>(h: &H) {
+    let many: Vec<TaskId> =
+        (0..bounds::TASKS_PER_ENQUEUE as u64).map(|n| TaskId(Level::LAST_SEQ - n)).collect();
+    let range = |first, tasks| RequestIds::Range { first: TaskId(first), tasks };
+    let ids = [
+        RequestIds::List(many.into()),
+        RequestIds::List([].into()),
+        RequestIds::List([TaskId(0), TaskId(Level::LAST_SEQ), TaskId(0)].into()),
+        range(0, 0),
+        range(Level::LAST_SEQ, u32::MAX),
+    ];
+    let until = [0, 1, 1 << 32, u64::MAX - 1, u64::MAX].map(Millis);
+    let requests: Vec<_> = (0..).zip(ids.into_iter().zip(until)).collect();
+    let settings = [
+        SettingsRecord::default(),
+        settings_record(5),
+        settings_record(6),
+        SettingsRecord {
+            version: u64::MAX,
+            settings: Settings {
+                max_attempts: u16::MAX,
+                backoff: Backoff { first_ms: u64::MAX, factor: u32::MAX, max_ms: u64::MAX },
+                max_lost: u8::MAX,
+                retention_ms: u64::MAX,
+                share: Share::Time,
+                paused: true,
+            },
+        },
+    ];
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    let mut changes = Vec::new();
+    let mut expected = Vec::new();
+    for (n, (ids, until)) in requests {
+        let (key, record) = (RequestKey(n), RequestRecord { until, ids });
+        changes.push(Change::Request { key, record: Some(record.clone()) });
+        expected.push((key, record));
+    }
+    let queues = [0, 1, 255, u32::MAX].map(QueueId);
+    for (queue, record) in queues.into_iter().zip(&settings) {
+        changes.push(Change::Settings { queue, record: record.clone() });
+    }
+    owner.commit(changes).await;
+    let store = h.reopen(store).await;
+    let metadata = Owner::new(&store).await.metadata;
+    assert!(metadata.requests == expected, "{} requests, or not what was saved", metadata.requests.len());
+    assert_eq!(metadata.settings, queues.into_iter().zip(settings).collect::<Vec<_>>());
 }

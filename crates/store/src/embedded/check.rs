@@ -6,18 +6,20 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
-use evenhand_core::change::QueueRecord;
-use evenhand_core::names::{Epoch, ShardId, TaskId};
+use evenhand_core::change::{Place, QueueRecord, Timed};
+use evenhand_core::names::{Epoch, Key, QueueId, ShardId, TaskId};
 use evenhand_core::{Bounds, Shard};
 
 use super::bytes::checksum;
 use super::files::{About, Dir, DirError, FORMAT, damaged};
-use super::layout::{self, Kind, LanePrefix, RowKey};
+use super::layout::{self, Kind, LanePrefix, RowKey, TIMERS};
 use super::opening::{Loaded, load};
-use super::reads::{Reads, row};
+use super::reads::{Reads, end_of, row, timer};
 use super::table::{Slot, Table, TableKey};
 use super::tree::Layer;
 use super::trees::Planted;
+use super::values;
+use crate::Wanted;
 
 /// Is told how far the work is: bytes done, and bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -31,10 +33,14 @@ pub struct Checked {
     pub files: u64,
     /// Bytes that were read.
     pub bytes: u64,
-    /// Tasks found.
+    /// Tasks found, those that have ended included.
     pub tasks: u64,
+    /// Those of them that have ended.
+    pub ended: u64,
     /// Rows found in lanes.
     pub rows: u64,
+    /// Timers found.
+    pub timers: u64,
 }
 
 /// What is in a store.
@@ -263,17 +269,39 @@ fn check_table<K: TableKey>(table: &Arc<Table<K>>) -> Result<(), DirError> {
 }
 
 /// What a set of (task, place) looks like, whatever its order.
-#[derive(Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 struct Sum {
     count: u64,
     sum: u64,
 }
 
 impl Sum {
+    /// Of a task and its row.
     fn add(&mut self, task: TaskId, at: &RowKey) {
         self.count += 1;
         self.sum = self.sum.wrapping_add(checksum(task.0, at.bytes()));
     }
+
+    /// Of a task wherever it is.
+    fn add_task(&mut self, task: TaskId) {
+        self.count += 1;
+        self.sum = self.sum.wrapping_add(checksum(task.0, &[]));
+    }
+}
+
+/// What a shard's rows, tasks and ends say, to be compared.
+#[derive(Default)]
+struct Story {
+    by_rows: BTreeMap<LanePrefix, Sum>,
+    by_tasks: BTreeMap<LanePrefix, Sum>,
+    /// Tasks that wait for a time, by queue.
+    scheduled: BTreeMap<QueueId, u64>,
+    /// Tasks that have ended: as they say, as their ends say, and as the timers say that will forget them.
+    /// Parked tasks, by queue and key.
+    parked: BTreeMap<(QueueId, Key), u64>,
+    over: Sum,
+    ends: Sum,
+    to_forget: Sum,
 }
 
 /// Whether rows, tasks and records tell the same story.
@@ -284,54 +312,183 @@ fn check_shard(
     advance: &mut dyn FnMut(u64),
 ) -> Result<(), DirError> {
     let metadata = loaded.metadata(shard, advance)?;
+    let mut story = Story::default();
+    read_rows(checked, &mut story, loaded, shard, advance)?;
+    read_tasks(checked, &mut story, loaded, shard, advance)?;
+    check_records(checked, loaded, shard)?;
+    let mut wrong = |what: String| checked.problems.push(format!("shard {shard}: {what}"));
 
-    let mut by_rows: BTreeMap<LanePrefix, Sum> = BTreeMap::new();
+    let lanes: BTreeSet<&LanePrefix> = story.by_rows.keys().chain(story.by_tasks.keys()).collect();
+    for lane in lanes {
+        let (rows, tasks) = (story.by_rows.get(lane), story.by_tasks.get(lane));
+        if rows != tasks {
+            let count = |sum: Option<&Sum>| sum.map_or(0, |sum| sum.count);
+            let (rows, tasks) = (count(rows), count(tasks));
+            wrong(if *lane == layout::lane_prefix(shard, TIMERS) {
+                format!(
+                    "{rows} timers are of tasks that wait for them, and {tasks} tasks say that they do, not the same"
+                )
+            } else {
+                let queue = u32::from_be_bytes([lane[4], lane[5], lane[6], lane[7]]);
+                format!(
+                    "lane {queue}/{}/{} has {rows} rows, and {tasks} tasks say that they wait there, not the same",
+                    lane[8], lane[9],
+                )
+            });
+        }
+    }
+    if story.over != story.ends || story.ends != story.to_forget {
+        wrong(format!(
+            "{} tasks have ended, {} ends are remembered, and {} timers are there to forget them, not the same",
+            story.over.count, story.ends.count, story.to_forget.count,
+        ));
+    }
+    for (queue, record) in &metadata.queues {
+        let (counted, found) = (record.totals.scheduled, story.scheduled.remove(queue).unwrap_or_default());
+        if counted != found {
+            let name = &record.name;
+            wrong(format!("queue {name} counts {counted} tasks that wait for a time, and {found} do"));
+        }
+    }
+    for (queue, key, record) in &metadata.parked {
+        let found = story.parked.remove(&(*queue, key.clone())).unwrap_or_default();
+        if record.rows != found {
+            wrong(format!("key {key} counts {} parked tasks, and has {found}", record.rows));
+        }
+    }
+    if let Some(((_, key), found)) = story.parked.first_key_value() {
+        wrong(format!("{found} tasks of key {key} are parked, which has no record"));
+    }
+    if let Some((queue, found)) = story.scheduled.first_key_value() {
+        wrong(format!("{found} tasks wait for a time in queue {queue}, which does not exist"));
+    }
+    if let Err(what) = Shard::new(Bounds::default(), loaded.epoch(shard)?, 0, metadata) {
+        wrong(what.to_string());
+    }
+    Ok(())
+}
+
+/// Reads every row and every timer.
+fn read_rows(
+    checked: &mut Checked,
+    story: &mut Story,
+    loaded: &Loaded,
+    shard: ShardId,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), DirError> {
+    let timers = layout::lane_prefix(shard, TIMERS);
     let (from, to) = layout::rows_of(shard);
     loaded.walk::<RowKey>(Bound::Included(from), Bound::Included(to), |key, value| {
         advance((key.bytes().len() + value.bytes().len()) as u64);
-        if !key.is_settled(&loaded.trees.acks) {
+        let lane = layout::lane_of(key);
+        if key.is_settled(&loaded.trees.acks) {
+            return Ok(());
+        }
+        if lane != timers {
             checked.rows += 1;
-            let task = row(key, value)?.task;
-            by_rows.entry(layout::lane_of(key)).or_default().add(task, key);
+            story.by_rows.entry(lane).or_default().add(row(key, value)?.task, key);
+            return Ok(());
+        }
+        checked.timers += 1;
+        let timer = timer(key, value)?;
+        match timer.what {
+            Timed::Due(of, _) => {
+                *story.scheduled.entry(of.queue).or_default() += 1;
+                story.by_rows.entry(lane).or_default().add(timer.task, key);
+            }
+            Timed::Forget { .. } => story.to_forget.add_task(timer.task),
+            // Their tasks may have ended before, or be gone.
+            Timed::Expire | Timed::Detach => {}
         }
         Ok(())
-    })?;
+    })
+}
 
-    let mut by_tasks: BTreeMap<LanePrefix, Sum> = BTreeMap::new();
+/// Reads every task and every end.
+fn read_tasks(
+    checked: &mut Checked,
+    story: &mut Story,
+    loaded: &Loaded,
+    shard: ShardId,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), DirError> {
     let mut after = TaskId(0);
     loop {
-        let listing = loaded.list(shard, None, after, 1_000)?;
+        let listing = loaded.list(shard, Wanted::default(), after, 1_000)?;
         for task in &listing.tasks {
             advance(task.payload.len() as u64);
             checked.tasks += 1;
-            if let Some(level) = task.level {
-                let lane = layout::lane_prefix(shard, task.lane);
-                by_tasks.entry(lane).or_default().add(task.id, &layout::row_key(lane, level));
-            }
+            let (lane, level) = match task.place {
+                Place::Lane(level) => (task.lane, level),
+                Place::Timer(level) => (TIMERS, level),
+                Place::Parked(level) => {
+                    let row =
+                        loaded.find(&layout::parked_row_key(shard, task.lane.queue, &task.key, level))?;
+                    if row.is_none() {
+                        let id = task.id;
+                        checked.problems.push(format!("shard {shard}: task {id} is parked, and has no row"));
+                    }
+                    *story.parked.entry((task.lane.queue, task.key.clone())).or_default() += 1;
+                    continue;
+                }
+                Place::Aside => continue,
+                Place::Over => {
+                    checked.ended += 1;
+                    story.over.add_task(task.id);
+                    continue;
+                }
+            };
+            let lane = layout::lane_prefix(shard, lane);
+            story.by_tasks.entry(lane).or_default().add(task.id, &layout::row_key(lane, level));
         }
         match listing.more {
             Some(last) => after = last,
             None => break,
         }
     }
+    let from = Bound::Included(layout::end_key(shard, TaskId(0)));
+    let to = Bound::Included(layout::end_key(shard, layout::LAST_TASK));
+    loaded.walk(from, to, |key, value| {
+        advance(value.bytes().len() as u64);
+        let task = layout::task_of(key);
+        end_of(task, value)?;
+        story.ends.add_task(task);
+        Ok(())
+    })
+}
 
-    let lanes: BTreeSet<&LanePrefix> = by_rows.keys().chain(by_tasks.keys()).collect();
-    for lane in lanes {
-        let (rows, tasks) = (by_rows.get(lane), by_tasks.get(lane));
-        if rows != tasks {
-            let count = |sum: Option<&Sum>| sum.map_or(0, |sum| sum.count);
-            let queue = u32::from_be_bytes([lane[4], lane[5], lane[6], lane[7]]);
-            checked.problems.push(format!(
-                "shard {shard}: lane {queue}/{}/{} has {} rows, and {} tasks say that they wait there, not the same",
-                lane[8],
-                lane[9],
-                count(rows),
-                count(tasks)
-            ));
-        }
-    }
-    if let Err(what) = Shard::new(Bounds::default(), loaded.epoch(shard)?, 0, metadata) {
-        checked.problems.push(format!("shard {shard}: {what}"));
+/// Reads every record of a single task: it must be one that is there.
+fn check_records(checked: &mut Checked, loaded: &Loaded, shard: ShardId) -> Result<(), DirError> {
+    let unreadable =
+        |what: &str, task: TaskId| DirError::Unreadable { what: format!("{what} of task {task}") };
+    for (letter, what) in [
+        (layout::MOVED, "the place"),
+        (layout::TRY, "a try"),
+        (layout::REPLAYED, "the replay"),
+        (layout::CANCELING, "the cancel"),
+    ] {
+        loaded.records(shard, letter..=letter, |key, value| {
+            let Some(task) = layout::task_of_record(key) else {
+                return Err(unreadable(what, TaskId(0)));
+            };
+            let good = match letter {
+                layout::MOVED => values::moved(task, value.bytes()).is_some(),
+                layout::TRY => values::tried(value.bytes()).is_some(),
+                layout::REPLAYED => values::number(value.bytes()).is_some(),
+                _ => true,
+            };
+            if !good {
+                return Err(unreadable(what, task));
+            }
+            let found = loaded.find(&layout::task_key(shard, task))?;
+            let ended = loaded.find(&layout::end_key(shard, task))?;
+            if found.is_none() || letter == layout::CANCELING && ended.is_some() {
+                checked.problems.push(format!(
+                    "shard {shard}: {what} of task {task} is remembered, and the task is not there any more"
+                ));
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The decoders of what is on disk, for the fuzzer: what a checksum lets through must still not be able to make
 //! the server panic. Nobody else should use this.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use evenhand_core::Metadata;
@@ -8,7 +9,7 @@ use evenhand_core::Metadata;
 use super::bytes::Get;
 use super::layout::{self, Kind, RowKey, TaskKey};
 use super::table::{TableKey, read_entry, read_index};
-use super::{Batch, log};
+use super::{Batch, log, values};
 
 /// The payload of a frame of the log: rows, tasks and records, of whatever bytes.
 pub fn batch(bytes: &[u8]) {
@@ -17,22 +18,53 @@ pub fn batch(bytes: &[u8]) {
     while let Some(op) = layout::next_op(get) {
         let value = op.value.map(|(start, end)| &bytes[start..end]).unwrap_or_default();
         match op.kind {
-            Kind::Rows => drop(RowKey::from_bytes(op.key).and_then(|key| layout::row(&key, value))),
+            Kind::Rows => {
+                let Some(key) = RowKey::from_bytes(op.key) else { continue };
+                let at = layout::level_of(&key);
+                if let Some(row) = values::row(at, value) {
+                    same(&row, |row, again| values::put_row(again, row), |again| values::row(at, again));
+                }
+                if let Some(timer) = values::timer(at, value) {
+                    same(
+                        &timer,
+                        |timer, again| values::put_timer(again, timer),
+                        |again| values::timer(at, again),
+                    );
+                }
+            }
             Kind::Tasks => {
                 let Some(key) = TaskKey::from_bytes(op.key) else { continue };
-                let Some(task) = layout::task(&key, value) else { continue };
-                // What can be read can be written, and is the same.
-                let mut again = Vec::new();
-                layout::put_task(&mut again, &task);
-                assert_eq!(layout::task(&key, &again).as_ref(), Some(&task));
+                let id = layout::task_of(&key);
+                if let Some(task) = values::task(id, value) {
+                    same(&task, |task, again| values::put_task(again, task), |again| values::task(id, again));
+                }
+                if let Some((lane, end)) = values::lane_of_end(value).zip(values::end_record(value)) {
+                    same(&end, |end, again| values::put_end(again, lane, end), values::end_record);
+                }
             }
             Kind::Records => {
                 let _ = layout::tell(&mut metadata, &mut aside, op.key, value);
-                let _ = (layout::moved(value), layout::epoch(value), layout::ack(value));
+                let _ = (values::epoch(value), values::ack(value));
                 let _ = (layout::lane_of_record(op.key), layout::shard_of(op.key));
+                let task = layout::task_of_record(op.key).unwrap_or_default();
+                let _ = values::moved(task, value);
+                if let Some(tried) = values::tried(value) {
+                    same(&tried, |tried, again| values::put_try(again, tried), values::tried);
+                }
+                if let Some(request) = values::request(value) {
+                    request.ids.to_vec();
+                    same(&request, |request, again| values::put_request(again, request), values::request);
+                }
             }
         }
     }
+}
+
+/// What can be read can be written, and is the same.
+fn same<T: PartialEq + Debug>(read: &T, put: impl Fn(&T, &mut Vec<u8>), get: impl Fn(&[u8]) -> Option<T>) {
+    let mut again = Vec::new();
+    put(read, &mut again);
+    assert_eq!(get(&again).as_ref(), Some(read));
 }
 
 /// The index and a block of a table.
@@ -55,6 +87,45 @@ pub fn segment(bytes: &[u8]) {
     for at in (0..bytes.len()).step_by(8) {
         if let Ok(end) = log::frame_at(bytes, at, 7, 1) {
             batch(&bytes[at + Batch::new().bytes.len()..end]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// What is on disk in every format, with some bytes changed: as the fuzzer would begin.
+    #[test]
+    fn bytes_that_were_changed_break_nothing() {
+        let formats = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats");
+        let mut chance = 1_u64;
+        let mut below = |n: usize| {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (chance >> 33) as usize % n
+        };
+        for format in 1..=super::super::FORMAT {
+            let log = formats.join(format.to_string()).join("log");
+            for file in std::fs::read_dir(log).expect("a log").map(|file| file.expect("a file").path()) {
+                let bytes = std::fs::read(&file).expect("a file that can be read");
+                let head = Batch::new().bytes.len();
+                // Wherever a frame may begin.
+                for at in (0..bytes.len().saturating_sub(head)).step_by(8) {
+                    let frame = &bytes[at + head..bytes.len().min(at + head + 1_000)];
+                    batch(frame);
+                    for _ in 0..20 {
+                        let mut changed = frame.to_vec();
+                        for _ in 0..=below(4) {
+                            let at = below(changed.len());
+                            changed[at] = [0, 1, 0x7f, 0x80, 0xff, below(256) as u8][below(6)];
+                        }
+                        batch(&changed);
+                        table(&changed);
+                    }
+                }
+            }
         }
     }
 }

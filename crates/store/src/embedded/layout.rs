@@ -3,60 +3,88 @@
 //! | kind | key | value | written |
 //! |---|---|---|---|
 //! | rows | shard, lane, level | what the window needs of a task | once |
+//! | rows | shard, [`TIMERS`], level | a timer, with the row of the task that waits for it | once |
 //! | tasks | shard, id | the task as it was accepted, payload included | once |
-//! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, overrides, moves, workers, requests | in place |
+//! | tasks | shard, id with its top bit set | how the task ended, result included | once |
+//! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, workers and the rest, by letter | in place |
 //!
 //! A task costs two puts when it is accepted (its row, its record) and two deletes when it ends, or one if
-//! the same commit raises its lane's ack level above it, which deletes rows by range. A retried
-//! task's place and attempt stand in a small record of their own ([`MOVED`]), and one that was set aside
-//! has another ([`ASIDE`]), so that rows and tasks are written once and never again: a delete then cancels
-//! its put wherever the two meet, and a task that ends soon after it was accepted never reaches a table.
-//! Such a task pays for what it wrote with one more delete each.
+//! the same commit raises its lane's ack level above it, which deletes rows by range. An end that is remembered
+//! is one more put, and the task's record stays until both are forgotten. Where a task that has moved is now
+//! stands in a small record of its own ([`MOVED`]), and one that was set aside has another ([`ASIDE`]), so that
+//! rows and tasks are written once and never again: a delete then cancels its put wherever the two meet, and a
+//! task that ends soon after it was accepted never reaches a table. Such a task pays for what it wrote with one
+//! more delete each; so does one whose tries are remembered ([`TRY`]), or that was to be stopped ([`CANCELING`]).
 //!
-//! Keys are big-endian, so that bytes sort as numbers do.
+//! Timers are the rows of a lane that is no queue's: read from a level on, and deleted by range up to an ack
+//! level, which stands in the record of that lane.
+//!
+//! Keys are big-endian, so that bytes sort as numbers do. What values look like is in [`values`].
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
+use evenhand_core::backlog::Level;
+use evenhand_core::bounds::TRIES_KEPT;
+use evenhand_core::change::{LaneRecord, Place, ShelfRecord};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
-    Seat, ShardId, StoreId, TaskId,
+    Class, Key, LaneId, Priority, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId,
 };
-use evenhand_core::{Change, Metadata, Row, Run, Task};
+use evenhand_core::{Change, Metadata, Row};
 
 use super::bytes::{Get, Put};
 use super::log::FRAME_HEADER;
 use super::table::TableKey;
+use super::values;
 
 /// The key of a row: shard (4), queue (4), priority, class, level (16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowKey([u8; 26]);
 /// The part of it that names the lane.
 pub(super) type LanePrefix = [u8; 10];
-/// The key of a task: shard (4), id (8).
+/// The key of a task: shard (4), id (8). With the top bit of the id set it is the key of the task's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TaskKey([u8; 12]);
 /// The key of a record: shard (4), a letter, a name.
 pub(super) type RecordKey = Box<[u8]>;
 
+/// The lane of the timers. No queue has it: there are not so many.
+pub(super) const TIMERS: LaneId =
+    LaneId { queue: QueueId(u32::MAX), priority: Priority(u8::MAX), class: Class(u8::MAX) };
+
+/// The bit that makes the key of an end of the key of a task. Ids are far below.
+const ENDED: u64 = 1 << 63;
+
+// Letters of records. Capital ones, and MOVED, are of single tasks, and of no interest to a new owner.
+
+/// A try at a task that was followed by another, by task and attempt.
+pub(super) const TRY: u8 = b'T';
+/// Which task runs an ended one again, by the one that ended.
+pub(super) const REPLAYED: u8 = b'P';
+/// A parked row, by queue, key and level.
+pub(super) const PARKED_ROW: u8 = b'R';
+/// A key whose rows are parked, by queue and key.
+pub(super) const PARKED: u8 = b'p';
 /// The shard's epoch.
 pub(super) const EPOCH: u8 = b'e';
 /// The shard's counter of seqs.
 pub(super) const SEQ: u8 = b's';
 /// A queue, by id.
 pub(super) const QUEUE: u8 = b'q';
+/// A queue's settings, by id.
+pub(super) const SETTINGS: u8 = b'g';
 /// A weight by override, by queue and key.
 pub(super) const OVERRIDE: u8 = b'o';
-/// A lane, by id.
+/// A lane, by id; and the timers, as [`TIMERS`].
 pub(super) const LANE: u8 = b'l';
 /// A key, by lane and text.
 pub(super) const KEY: u8 = b'k';
-/// Where a retried task is now, by task.
+/// Where a task that has moved is now, by task.
 pub(super) const MOVED: u8 = b'm';
 /// That a task is set aside, by task.
 pub(super) const ASIDE: u8 = b'a';
+/// That somebody wants a running task stopped, by task.
+pub(super) const CANCELING: u8 = b'c';
 /// A worker that the shard counts on, by seat.
 pub(super) const MEMBER: u8 = b'w';
 /// That the last owner stopped in good order.
@@ -119,9 +147,9 @@ table_key!(TaskKey);
 /// The kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// Rows of lanes.
+    /// Rows of lanes, and timers.
     Rows,
-    /// Tasks with their payloads.
+    /// Tasks with their payloads, and ends with their results.
     Tasks,
     /// Everything else.
     Records,
@@ -188,9 +216,22 @@ pub(super) fn task_key(shard: ShardId, task: TaskId) -> TaskKey {
     TaskKey(key)
 }
 
-pub(super) fn task_of(key: &TaskKey) -> TaskId {
-    TaskId(u64::from_be_bytes(part(&key.0, 4)))
+pub(super) fn end_key(shard: ShardId, task: TaskId) -> TaskKey {
+    task_key(shard, TaskId(task.0 | ENDED))
 }
+
+/// The task of a task's key, or of an end's.
+pub(super) fn task_of(key: &TaskKey) -> TaskId {
+    TaskId(u64::from_be_bytes(part(&key.0, 4)) & !ENDED)
+}
+
+/// Whether it is the key of an end, given the bytes of a task's key.
+pub(super) fn is_end(key: &[u8]) -> bool {
+    key.get(4).is_some_and(|first| first & 0x80 != 0)
+}
+
+/// The last id that a task could have. Those above are none.
+pub(super) const LAST_TASK: TaskId = TaskId(ENDED - 1);
 
 pub(super) fn shard_of(key: &[u8]) -> Option<ShardId> {
     Some(ShardId(u32::from_be_bytes(key.get(..4)?.try_into().ok()?)))
@@ -208,6 +249,10 @@ fn record_of_task(shard: ShardId, letter: u8, task: TaskId) -> RecordKey {
     record_key(shard, letter, &[&task.0.to_be_bytes()])
 }
 
+fn lane_key(shard: ShardId, lane: LaneId) -> RecordKey {
+    record_key(shard, LANE, &[&lane_prefix(shard, lane)[4..]])
+}
+
 pub(super) fn moved_key(shard: ShardId, task: TaskId) -> RecordKey {
     record_of_task(shard, MOVED, task)
 }
@@ -216,16 +261,32 @@ pub(super) fn aside_key(shard: ShardId, task: TaskId) -> RecordKey {
     record_of_task(shard, ASIDE, task)
 }
 
-pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
-    record_key(shard, EPOCH, &[])
+pub(super) fn canceling_key(shard: ShardId, task: TaskId) -> RecordKey {
+    record_of_task(shard, CANCELING, task)
 }
 
-/// Where a retried task is now.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Moved {
-    pub(super) level: Level,
-    pub(super) attempt: u16,
-    pub(super) charge: Charge,
+pub(super) fn replayed_key(shard: ShardId, task: TaskId) -> RecordKey {
+    record_of_task(shard, REPLAYED, task)
+}
+
+pub(super) fn try_key(shard: ShardId, task: TaskId, attempt: u16) -> RecordKey {
+    record_key(shard, TRY, &[&task.0.to_be_bytes(), &attempt.to_be_bytes()])
+}
+
+/// The key's length goes before it, or those of one key would stand among those of another.
+pub(super) fn parked_row_key(shard: ShardId, queue: QueueId, key: &Key, level: Level) -> RecordKey {
+    let text = key.as_str().as_bytes();
+    let length = (text.len() as u16).to_be_bytes();
+    record_key(shard, PARKED_ROW, &[&queue.0.to_be_bytes(), &length, text, &level.to_bytes()])
+}
+
+/// The level that such a key ends with.
+pub(super) fn level_of_parked(record: &[u8]) -> Option<Level> {
+    Some(Level::from_bytes(record.get(record.len().checked_sub(16)?..)?.try_into().ok()?))
+}
+
+pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
+    record_key(shard, EPOCH, &[])
 }
 
 /// What a commit does, row by row, as it stands in the log. The first bytes are left free for the head of
@@ -254,165 +315,21 @@ impl Batch {
 
     pub(super) fn of(shard: ShardId, changes: &[Change]) -> Batch {
         let mut batch = Batch::new();
-        let accepted = |change: &Change| match change {
-            Change::Accepted(task) => 160 + 2 * task.key.as_str().len() + task.payload.len(),
-            Change::Requeued { .. }
-            | Change::SetAside { .. }
-            | Change::Finished { .. }
-            | Change::Key { .. }
-            | Change::Lane { .. }
-            | Change::Queue { .. }
-            | Change::Override { .. }
-            | Change::Stopped { .. }
-            | Change::Request { .. }
-            | Change::Store { .. }
-            | Change::Seq { .. } => 64,
-            Change::Member { record, .. } => 128 + 128 * record.as_ref().map_or(0, |r| r.running.len()),
-        };
-        batch.bytes.reserve(changes.iter().map(accepted).sum());
+        batch.bytes.reserve(changes.iter().map(about_bytes).sum());
         let mut acks = BTreeMap::new();
         for change in changes {
             if let Change::Lane { lane, record } = change {
                 acks.insert(*lane, record.ack);
+            } else if let Change::Timers { record } = change {
+                acks.insert(TIMERS, record.ack);
             }
         }
-        let mut value = Vec::with_capacity(512);
+        let mut writing = Writing { shard, acks, batch, value: Vec::with_capacity(512) };
         for change in changes {
-            batch.change(shard, change, &acks, &mut value);
+            writing.value.clear();
+            writing.change(change);
         }
-        batch
-    }
-
-    /// Deletes a row, unless the same commit settles its lane up to there: that deletes it too.
-    fn delete_row(&mut self, shard: ShardId, lane: LaneId, level: Level, acks: &BTreeMap<LaneId, Level>) {
-        if acks.get(&lane).is_none_or(|ack| level > *ack) {
-            self.delete(Kind::Rows, row_key(lane_prefix(shard, lane), level).bytes());
-        }
-    }
-
-    fn change(
-        &mut self,
-        shard: ShardId,
-        change: &Change,
-        acks: &BTreeMap<LaneId, Level>,
-        value: &mut Vec<u8>,
-    ) {
-        value.clear();
-        match change {
-            Change::Accepted(task) => {
-                self.accepts = true;
-                if let Some(level) = task.level {
-                    put_row(value, task.id, &task.key, task.charge, task.attempt, task.max_attempts);
-                    self.put(Kind::Rows, row_key(lane_prefix(shard, task.lane), level).bytes(), value);
-                    value.clear();
-                }
-                put_task(value, task);
-                self.put(Kind::Tasks, task_key(shard, task.id).bytes(), value);
-            }
-            Change::Requeued { task, lane, from, row } => {
-                let prefix = lane_prefix(shard, *lane);
-                match from {
-                    Some(from) => self.delete_row(shard, *lane, *from, acks),
-                    None => self.delete(Kind::Records, &aside_key(shard, *task)),
-                }
-                put_row(value, row.task, &row.key, row.charge, row.attempt, row.max_attempts);
-                self.put(Kind::Rows, row_key(prefix, row.level).bytes(), value);
-                value.clear();
-                value.put(&row.level.to_bytes());
-                value.put_short(row.attempt.into());
-                put_charge(value, row.charge);
-                self.put(Kind::Records, &moved_key(shard, *task), value);
-            }
-            Change::SetAside { task, lane, level } => {
-                self.delete_row(shard, *lane, *level, acks);
-                self.put(Kind::Records, &aside_key(shard, *task), &[]);
-            }
-            Change::Finished { task, lane, level, outcome: _ } => {
-                self.delete(Kind::Tasks, task_key(shard, *task).bytes());
-                if let Some(level) = level {
-                    self.delete_row(shard, *lane, *level, acks);
-                } else {
-                    self.delete(Kind::Records, &aside_key(shard, *task));
-                }
-                // A level ends in the seq it was given with: that of a task that never moved is its id.
-                if level.is_none_or(|level| level.seq() != task.0) {
-                    self.delete(Kind::Records, &moved_key(shard, *task));
-                }
-            }
-            Change::Key { lane, key, record } => {
-                let at = record_key(shard, KEY, &[&lane_prefix(shard, *lane)[4..], key.as_str().as_bytes()]);
-                match record {
-                    Some(record) => {
-                        value.put_u128(record.finish.to_bits());
-                        value.put_u128(record.due.to_bits());
-                        value.put_u32(record.rows);
-                        value.put_u32(record.chained);
-                        value.put_u32(record.weight.thousandths());
-                        self.put(Kind::Records, &at, value);
-                    }
-                    None => self.delete(Kind::Records, &at),
-                }
-            }
-            Change::Lane { lane, record } => {
-                value.put(&record.ack.to_bytes());
-                value.put(&record.max.to_bytes());
-                value.put_u128(record.vtime.to_bits());
-                value.put_u128(record.turn.to_bits());
-                let at = record_key(shard, LANE, &[&lane_prefix(shard, *lane)[4..]]);
-                self.put(Kind::Records, &at, value);
-            }
-            Change::Queue { queue, record } => {
-                value.put_text(record.name.as_str());
-                let Totals { accepted, succeeded, failed, canceled } = record.totals;
-                [accepted, succeeded, failed, canceled].into_iter().for_each(|count| value.put_u64(count));
-                self.put(Kind::Records, &record_key(shard, QUEUE, &[&queue.0.to_be_bytes()]), value);
-            }
-            Change::Override { queue, key, weight } => {
-                let at = record_key(shard, OVERRIDE, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
-                match weight {
-                    Some(weight) => {
-                        value.put_u32(weight.thousandths());
-                        self.put(Kind::Records, &at, value);
-                    }
-                    None => self.delete(Kind::Records, &at),
-                }
-            }
-            Change::Member { seat, record } => {
-                let at = record_key(shard, MEMBER, &[seat.as_str().as_bytes()]);
-                match record {
-                    Some(record) => {
-                        put_member(value, record);
-                        self.put(Kind::Records, &at, value);
-                    }
-                    None => self.delete(Kind::Records, &at),
-                }
-            }
-            Change::Stopped { stopped } => {
-                let at = record_key(shard, STOPPED, &[]);
-                match stopped {
-                    true => self.put(Kind::Records, &at, &[]),
-                    false => self.delete(Kind::Records, &at),
-                }
-            }
-            Change::Request { key, record } => {
-                let at = record_key(shard, REQUEST, &[&key.0.to_be_bytes()]);
-                match record {
-                    Some(record) => {
-                        value.put_short(record.at.0);
-                        value.put_short(record.first.0);
-                        value.put_short(record.tasks.into());
-                        self.put(Kind::Records, &at, value);
-                    }
-                    None => self.delete(Kind::Records, &at),
-                }
-            }
-            Change::Store { id } => {
-                self.put(Kind::Records, &record_key(shard, STORE, &[]), &id.0.to_le_bytes());
-            }
-            Change::Seq { next } => {
-                self.put(Kind::Records, &record_key(shard, SEQ, &[]), &next.to_le_bytes());
-            }
-        }
+        writing.batch
     }
 
     pub(super) fn put(&mut self, kind: Kind, key: &[u8], value: &[u8]) {
@@ -427,6 +344,274 @@ impl Batch {
         self.bytes.put_u8(kind as u8 | DELETE);
         self.bytes.put_short(key.len() as u64);
         self.bytes.put(key);
+    }
+}
+
+/// About how much a change writes.
+fn about_bytes(change: &Change) -> usize {
+    match change {
+        Change::Accepted(task) => 160 + 2 * task.key.as_str().len() + task.payload.len(),
+        Change::Moved { tried, .. } => 192 + tried.as_ref().map_or(0, |tried| 64 + tried.error.len()),
+        Change::Finished { end, .. } => 64 + end.as_ref().map_or(0, |end| 128 + end.result.len()),
+        Change::Member { record, .. } => 128 + 128 * record.as_ref().map_or(0, |r| r.running.len()),
+        Change::Canceling { .. }
+        | Change::Forgotten { .. }
+        | Change::Replayed { .. }
+        | Change::Timed(_)
+        | Change::Untimed { .. }
+        | Change::Timers { .. }
+        | Change::Unparked { .. }
+        | Change::Parked { .. }
+        | Change::Settings { .. }
+        | Change::Key { .. }
+        | Change::Lane { .. }
+        | Change::Queue { .. }
+        | Change::Override { .. }
+        | Change::Stopped { .. }
+        | Change::Request { .. }
+        | Change::Store { .. }
+        | Change::Seq { .. } => 64,
+    }
+}
+
+/// A commit that is being written.
+struct Writing {
+    shard: ShardId,
+    /// Up to where its lanes and timers are settled by it.
+    acks: BTreeMap<LaneId, Level>,
+    batch: Batch,
+    /// The value at hand.
+    value: Vec<u8>,
+}
+
+impl Writing {
+    /// Puts the value at hand.
+    fn put(&mut self, kind: Kind, key: &[u8]) {
+        self.batch.put(kind, key, &self.value);
+        self.value.clear();
+    }
+
+    fn put_record(&mut self, key: &RecordKey) {
+        self.put(Kind::Records, key);
+    }
+
+    fn delete_record(&mut self, key: &RecordKey) {
+        self.batch.delete(Kind::Records, key);
+    }
+
+    /// Puts the value at hand as a row of a lane.
+    fn put_row(&mut self, lane: LaneId, level: Level) {
+        self.put(Kind::Rows, row_key(lane_prefix(self.shard, lane), level).bytes());
+    }
+
+    /// Deletes a row, unless the same commit settles its lane up to there: that deletes it too.
+    fn delete_row(&mut self, lane: LaneId, level: Level) {
+        if self.acks.get(&lane).is_none_or(|ack| level > *ack) {
+            self.batch.delete(Kind::Rows, row_key(lane_prefix(self.shard, lane), level).bytes());
+        }
+    }
+
+    /// Puts a task's row where it is now.
+    fn enter(&mut self, task: TaskId, lane: LaneId, to: Place, row: impl FnOnce(Level) -> Row) {
+        match to {
+            Place::Lane(level) => {
+                values::put_row(&mut self.value, &row(level));
+                self.put_row(lane, level);
+            }
+            Place::Timer(level) => {
+                values::put_due(&mut self.value, lane, &row(level));
+                self.put_row(TIMERS, level);
+            }
+            Place::Parked(level) => {
+                let row = row(level);
+                values::put_due(&mut self.value, lane, &row);
+                self.put_record(&parked_row_key(self.shard, lane.queue, &row.key, level));
+            }
+            Place::Aside => self.put_record(&aside_key(self.shard, task)),
+            Place::Over => {}
+        }
+    }
+
+    /// Deletes a task's row where it was.
+    fn leave(&mut self, task: TaskId, lane: LaneId, from: Place) {
+        match from {
+            Place::Lane(level) => self.delete_row(lane, level),
+            Place::Timer(level) => self.delete_row(TIMERS, level),
+            Place::Aside => self.delete_record(&aside_key(self.shard, task)),
+            // A parked row goes with its key, which whoever calls this knows.
+            Place::Parked(_) | Place::Over => {}
+        }
+    }
+
+    /// Deletes what is remembered of so many tries.
+    fn delete_tries(&mut self, task: TaskId, tries: u16) {
+        for attempt in tries.saturating_sub(TRIES_KEPT) + 1..=tries {
+            self.delete_record(&try_key(self.shard, task, attempt));
+        }
+    }
+
+    fn change(&mut self, change: &Change) {
+        let shard = self.shard;
+        let value = &mut self.value;
+        match change {
+            Change::Accepted(task) => {
+                self.batch.accepts = true;
+                match task.place {
+                    Place::Lane(_) | Place::Timer(_) | Place::Parked(_) => {
+                        self.enter(task.id, task.lane, task.place, |level| task.row_at(level));
+                    }
+                    Place::Aside | Place::Over => {}
+                }
+                values::put_task(&mut self.value, task);
+                self.put(Kind::Tasks, task_key(shard, task.id).bytes());
+            }
+            Change::Moved { lane, from, to, row, tried } => {
+                self.leave(row.task, *lane, *from);
+                if let Place::Parked(level) = from {
+                    self.delete_record(&parked_row_key(shard, lane.queue, &row.key, *level));
+                }
+                self.enter(row.task, *lane, *to, |level| Row { level, ..row.clone() });
+                values::put_moved(&mut self.value, *to, row);
+                self.put_record(&moved_key(shard, row.task));
+                if let Some(tried) = tried {
+                    values::put_try(&mut self.value, tried);
+                    self.put_record(&try_key(shard, row.task, tried.attempt));
+                    if tried.attempt > TRIES_KEPT {
+                        self.delete_record(&try_key(shard, row.task, tried.attempt - TRIES_KEPT));
+                    }
+                }
+            }
+            Change::Canceling { task } => self.put_record(&canceling_key(shard, *task)),
+            Change::Finished { task, lane, from, tries, canceling, outcome: _, end } => {
+                match end {
+                    Some(end) => {
+                        values::put_end(value, *lane, end);
+                        self.put(Kind::Tasks, end_key(shard, *task).bytes());
+                    }
+                    None => {
+                        self.batch.delete(Kind::Tasks, task_key(shard, *task).bytes());
+                        if has_moved(*task, *from) {
+                            self.delete_record(&moved_key(shard, *task));
+                        }
+                        self.delete_tries(*task, *tries);
+                    }
+                }
+                self.leave(*task, *lane, *from);
+                if *canceling {
+                    self.delete_record(&canceling_key(shard, *task));
+                }
+            }
+            Change::Forgotten { task, tries } => {
+                self.batch.delete(Kind::Tasks, task_key(shard, *task).bytes());
+                self.batch.delete(Kind::Tasks, end_key(shard, *task).bytes());
+                self.delete_record(&moved_key(shard, *task));
+                self.delete_record(&replayed_key(shard, *task));
+                self.delete_tries(*task, *tries);
+            }
+            Change::Replayed { task, again } => {
+                value.put_u64(again.0);
+                self.put_record(&replayed_key(shard, *task));
+            }
+            Change::Timed(timer) => {
+                values::put_timer(value, timer);
+                self.put_row(TIMERS, timer.at);
+            }
+            Change::Untimed { at } => self.delete_row(TIMERS, *at),
+            Change::Timers { record } => {
+                let record = LaneRecord { ack: record.ack, max: record.max, ..LaneRecord::default() };
+                values::put_lane(value, &record);
+                self.put_record(&lane_key(shard, TIMERS));
+            }
+            Change::Unparked { queue, key, level } => {
+                self.delete_record(&parked_row_key(shard, *queue, key, *level));
+            }
+            Change::Parked { queue, key, record } => {
+                let at = record_key(shard, PARKED, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        values::put_parked(value, record);
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
+            }
+            Change::Settings { queue, record } => {
+                values::put_settings(value, record);
+                self.put_record(&record_key(shard, SETTINGS, &[&queue.0.to_be_bytes()]));
+            }
+            Change::Key { lane, key, record } => {
+                let at = record_key(shard, KEY, &[&lane_prefix(shard, *lane)[4..], key.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        values::put_key_record(value, record);
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
+            }
+            Change::Lane { lane, record } => {
+                values::put_lane(value, record);
+                self.put_record(&lane_key(shard, *lane));
+            }
+            Change::Queue { queue, record } => {
+                values::put_queue(value, record);
+                self.put_record(&record_key(shard, QUEUE, &[&queue.0.to_be_bytes()]));
+            }
+            Change::Override { queue, key, weight } => {
+                let at = record_key(shard, OVERRIDE, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+                match weight {
+                    Some(weight) => {
+                        value.put_u32(weight.thousandths());
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
+            }
+            Change::Member { seat, record } => {
+                let at = record_key(shard, MEMBER, &[seat.as_str().as_bytes()]);
+                match record {
+                    Some(record) => {
+                        values::put_member(value, record);
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
+            }
+            Change::Stopped { stopped } => {
+                let at = record_key(shard, STOPPED, &[]);
+                match stopped {
+                    true => self.put_record(&at),
+                    false => self.delete_record(&at),
+                }
+            }
+            Change::Request { key, record } => {
+                let at = record_key(shard, REQUEST, &[&key.0.to_be_bytes()]);
+                match record {
+                    Some(record) => {
+                        values::put_request(value, record);
+                        self.put_record(&at);
+                    }
+                    None => self.delete_record(&at),
+                }
+            }
+            Change::Store { id } => {
+                value.put_u64(id.0);
+                self.put_record(&record_key(shard, STORE, &[]));
+            }
+            Change::Seq { next } => {
+                value.put_u64(*next);
+                self.put_record(&record_key(shard, SEQ, &[]));
+            }
+        }
+    }
+}
+
+/// Whether a task may have moved, by the place that it ends at. A level ends in the seq it was given with: that
+/// of a task that never moved is its id.
+fn has_moved(task: TaskId, from: Place) -> bool {
+    match from {
+        Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level.seq() != task.0,
+        Place::Aside | Place::Over => true,
     }
 }
 
@@ -445,167 +630,6 @@ pub(super) fn next_op<'a>(get: &mut Get<'a>) -> Option<Op<'a>> {
     Some(Op { kind, key, value: Some((start, start + value_len)) })
 }
 
-/// What a task's record has beside the rest.
-const HAS_LEVEL: u8 = 1;
-const HAS_DURATION: u8 = 2;
-const HAS_CONTENT_TYPE: u8 = 4;
-
-fn put_charge(value: &mut Vec<u8>, charge: Charge) {
-    value.put_short(charge.cost.thousandths().into());
-    value.put_short(charge.weight.thousandths().into());
-}
-
-fn put_row(value: &mut Vec<u8>, task: TaskId, key: &Key, charge: Charge, attempt: u16, max_attempts: u16) {
-    value.put_short(task.0);
-    value.put_text(key.as_str());
-    put_charge(value, charge);
-    value.put_short(attempt.into());
-    value.put_short(max_attempts.into());
-}
-
-pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
-    value.put_short(task.lane.queue.0.into());
-    value.put_u8(task.lane.priority.0);
-    value.put_u8(task.lane.class.0);
-    let timed = if task.max_duration_ms > 0 { HAS_DURATION } else { 0 };
-    let content_type = task.content_type.as_str();
-    let typed = if content_type.is_empty() { 0 } else { HAS_CONTENT_TYPE };
-    match task.level {
-        Some(level) => {
-            value.put_u8(HAS_LEVEL | timed | typed);
-            value.put(&level.to_bytes());
-        }
-        None => value.put_u8(timed | typed),
-    }
-    value.put_text(task.key.as_str());
-    put_charge(value, task.charge);
-    value.put_short(task.attempt.into());
-    value.put_short(task.max_attempts.into());
-    value.put_short(task.accepted.0);
-    if timed > 0 {
-        value.put_short(task.max_duration_ms);
-    }
-    if typed > 0 {
-        value.put_text(content_type);
-    }
-    value.put(&task.payload);
-}
-
-fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
-    value.put_u64(record.token);
-    value.put_short(record.life.process);
-    value.put_short(record.life.rejoin.into());
-    value.put_short(record.wait_ms);
-    value.put_short(record.running.len() as u64);
-    for run in &record.running {
-        value.put_short(run.task.0);
-        value.put_short(run.lane.queue.0.into());
-        value.put_u8(run.lane.priority.0);
-        value.put_u8(run.lane.class.0);
-        value.put(&run.level.to_bytes());
-        value.put_text(run.key.as_str());
-        put_charge(value, run.charge);
-        value.put_short(run.attempt.into());
-        value.put_short(run.max_attempts.into());
-        value.put_short(run.fence.epoch.0);
-        value.put_short(run.fence.dispatch);
-        value.put_short(run.started.0);
-    }
-}
-
-fn member(get: &mut Get<'_>) -> Option<MemberRecord> {
-    let token = get.u64()?;
-    let life = Life { process: get.short()?, rejoin: short(get)? };
-    let wait_ms = get.short()?;
-    let runs = get.short()?;
-    let mut running = Vec::new();
-    for _ in 0..runs {
-        let task = TaskId(get.short()?);
-        let queue = QueueId(short(get)?);
-        running.push(Run {
-            task,
-            lane: LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) },
-            level: level(get)?,
-            key: key(get)?,
-            charge: charge(get)?,
-            attempt: short(get)?,
-            max_attempts: short(get)?,
-            fence: Fence { epoch: Epoch(get.short()?), dispatch: get.short()? },
-            started: Millis(get.short()?),
-        });
-    }
-    Some(MemberRecord { token, life, wait_ms, running })
-}
-
-fn short<T: TryFrom<u64>>(get: &mut Get<'_>) -> Option<T> {
-    T::try_from(get.short()?).ok()
-}
-
-fn charge(get: &mut Get<'_>) -> Option<Charge> {
-    let cost = Cost::new(short(get)?).ok()?;
-    Some(Charge { cost, weight: Weight::from_thousandths(short(get)?)? })
-}
-
-fn key(get: &mut Get<'_>) -> Option<Key> {
-    Key::new(get.text()?).ok()
-}
-
-fn content_type(get: &mut Get<'_>) -> Option<ContentType> {
-    ContentType::new(get.text()?).ok()
-}
-
-fn level(get: &mut Get<'_>) -> Option<Level> {
-    Some(Level::from_bytes(get.take(16)?.try_into().ok()?))
-}
-
-fn vtime(get: &mut Get<'_>) -> Option<VTime> {
-    get.u128().map(VTime::from_bits)
-}
-
-pub(super) fn row(at: &RowKey, value: &[u8]) -> Option<Row> {
-    let get = &mut Get::new(value);
-    let task = TaskId(get.short()?);
-    let (key, charge) = (key(get)?, charge(get)?);
-    Some(Row { level: level_of(at), task, key, charge, attempt: short(get)?, max_attempts: short(get)? })
-}
-
-pub(super) fn task(at: &TaskKey, value: &[u8]) -> Option<Task> {
-    let get = &mut Get::new(value);
-    let queue = QueueId(short(get)?);
-    let lane = LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) };
-    let has = get.u8()?;
-    if has & !(HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE) != 0 {
-        return None;
-    }
-    let level = if has & HAS_LEVEL > 0 { Some(level(get)?) } else { None };
-    Some(Task {
-        id: task_of(at),
-        lane,
-        level,
-        key: key(get)?,
-        charge: charge(get)?,
-        attempt: short(get)?,
-        max_attempts: short(get)?,
-        accepted: Millis(get.short()?),
-        max_duration_ms: if has & HAS_DURATION > 0 { get.short()? } else { 0 },
-        content_type: if has & HAS_CONTENT_TYPE > 0 { content_type(get)? } else { ContentType::default() },
-        payload: value.get(get.at()..)?.into(),
-    })
-}
-
-pub(super) fn moved(value: &[u8]) -> Option<Moved> {
-    let get = &mut Get::new(value);
-    Some(Moved { level: level(get)?, attempt: short(get)?, charge: charge(get)? })
-}
-
-pub(super) fn epoch(value: &[u8]) -> Option<Epoch> {
-    Get::new(value).u64().map(Epoch)
-}
-
-pub(super) fn ack(value: &[u8]) -> Option<Level> {
-    level(&mut Get::new(value))
-}
-
 /// Which lane a lane's record is of, as the prefix of its rows.
 pub(super) fn lane_of_record(key: &[u8]) -> Option<LanePrefix> {
     if key.len() != 11 || key[4] != LANE {
@@ -617,9 +641,27 @@ pub(super) fn lane_of_record(key: &[u8]) -> Option<LanePrefix> {
     Some(prefix)
 }
 
-fn lane(get: &mut Get<'_>) -> Option<LaneId> {
-    let queue = QueueId(u32::from_be_bytes(get.take(4)?.try_into().ok()?));
-    Some(LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) })
+/// A name that is a number.
+fn queue(name: &mut Get<'_>) -> Option<QueueId> {
+    Some(QueueId(u32::from_be_bytes(name.take(4)?.try_into().ok()?)))
+}
+
+fn lane(name: &mut Get<'_>) -> Option<LaneId> {
+    Some(LaneId { queue: queue(name)?, priority: Priority(name.u8()?), class: Class(name.u8()?) })
+}
+
+fn task(name: &mut Get<'_>) -> Option<TaskId> {
+    Some(TaskId(u64::from_be_bytes(name.take(8)?.try_into().ok()?)))
+}
+
+/// The rest of a name, as text.
+fn text<'a>(record: &'a [u8], name: &Get<'_>) -> Option<&'a str> {
+    std::str::from_utf8(record.get(name.at()..)?).ok()
+}
+
+/// The task that a record of a single task is of.
+pub(super) fn task_of_record(record: &[u8]) -> Option<TaskId> {
+    task(&mut Get::from(record, 5))
 }
 
 /// Adds a record to what a new owner must know. `aside` gets the tasks that are set aside.
@@ -630,56 +672,150 @@ pub(super) fn tell(
     value: &[u8],
 ) -> Option<()> {
     let name = &mut Get::from(record, 5);
-    let get = &mut Get::new(value);
     match record.get(4)? {
-        &EPOCH | &MOVED => {}
-        &SEQ => metadata.next_seq = get.u64()?,
-        &QUEUE => {
-            let queue = QueueId(u32::from_be_bytes(name.take(4)?.try_into().ok()?));
-            let name = QueueName::new(get.text()?).ok()?;
-            let totals = Totals {
-                accepted: get.u64()?,
-                succeeded: get.u64()?,
-                failed: get.u64()?,
-                canceled: get.u64()?,
-            };
-            metadata.queues.push((queue, QueueRecord { name, totals }));
+        &EPOCH | &MOVED | &TRY | &REPLAYED | &PARKED_ROW => {}
+        &PARKED => {
+            let queue = queue(name)?;
+            metadata.parked.push((queue, Key::new(text(record, name)?).ok()?, values::parked(value)?));
         }
+        &SEQ => metadata.next_seq = values::number(value)?,
+        &QUEUE => metadata.queues.push((queue(name)?, values::queue(value)?)),
+        &SETTINGS => metadata.settings.push((queue(name)?, values::settings(value)?)),
         &OVERRIDE => {
-            let queue = QueueId(u32::from_be_bytes(name.take(4)?.try_into().ok()?));
-            let key = Key::new(std::str::from_utf8(&record[name.at()..]).ok()?).ok()?;
-            metadata.overrides.push((queue, key, Weight::from_thousandths(get.u32()?)?));
+            let queue = queue(name)?;
+            metadata.overrides.push((queue, Key::new(text(record, name)?).ok()?, values::weight(value)?));
         }
         &LANE => {
-            let record =
-                LaneRecord { ack: level(get)?, max: level(get)?, vtime: vtime(get)?, turn: vtime(get)? };
-            metadata.lanes.push((lane(name)?, record));
+            let (lane, record) = (lane(name)?, values::lane(value)?);
+            if lane == TIMERS {
+                metadata.timers = ShelfRecord { ack: record.ack, max: record.max };
+            } else {
+                metadata.lanes.push((lane, record));
+            }
         }
         &KEY => {
             let lane = lane(name)?;
-            let key = Key::new(std::str::from_utf8(&record[name.at()..]).ok()?).ok()?;
-            let record = KeyRecord {
-                finish: vtime(get)?,
-                due: vtime(get)?,
-                rows: get.u32()?,
-                chained: get.u32()?,
-                weight: Weight::from_thousandths(get.u32()?)?,
-            };
-            metadata.keys.push((lane, key, record));
+            metadata.keys.push((lane, Key::new(text(record, name)?).ok()?, values::key_record(value)?));
         }
-        &MEMBER => {
-            let seat = Seat::new(std::str::from_utf8(&record[name.at()..]).ok()?).ok()?;
-            metadata.members.push((seat, member(get)?));
-        }
+        &MEMBER => metadata.members.push((Seat::new(text(record, name)?).ok()?, values::member(value)?)),
         &STOPPED => metadata.stopped = true,
         &REQUEST => {
             let key = RequestKey(u128::from_be_bytes(name.take(16)?.try_into().ok()?));
-            let (at, first) = (Millis(get.short()?), TaskId(get.short()?));
-            metadata.requests.push((key, RequestRecord { at, first, tasks: short(get)? }));
+            metadata.requests.push((key, values::request(value)?));
         }
-        &STORE => metadata.store = Some(StoreId(get.u64()?)),
-        &ASIDE => aside.push(TaskId(u64::from_be_bytes(name.take(8)?.try_into().ok()?))),
+        &STORE => metadata.store = Some(StoreId(values::number(value)?)),
+        &CANCELING => metadata.canceling.push(task(name)?),
+        &ASIDE => aside.push(task(name)?),
         _ => return None,
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use evenhand_core::Task;
+    use evenhand_core::backlog::{Charge, Cost, Weight};
+    use evenhand_core::change::{EndRecord, Timed, TimerRow, Try};
+    use evenhand_core::life::{End, Outcome};
+    use evenhand_core::names::{ContentType, Millis};
+
+    use super::*;
+
+    const SHARD: ShardId = ShardId(1);
+    const OWN: LaneId = LaneId { queue: QueueId(1), priority: Priority(5), class: Class(0) };
+
+    fn level(seq: u64) -> Level {
+        Level::new(Default::default(), seq)
+    }
+
+    fn task(place: Place) -> Task {
+        Task {
+            id: TaskId(1),
+            lane: OWN,
+            place,
+            key: Key::shared(),
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+            attempt: 1,
+            max_attempts: 3,
+            lost: 0,
+            terms: None,
+            replay_of: None,
+            accepted: Millis(0),
+            max_duration_ms: 0,
+            content_type: ContentType::default(),
+            payload: [].into(),
+        }
+    }
+
+    fn finished(from: Place, tries: u16, canceling: bool, remember: bool) -> Change {
+        let (key, outcome, at) = (Key::shared(), Outcome::Succeeded, Millis(0));
+        let end = remember.then(|| Arc::new(EndRecord { key, outcome, at, last: None, result: [].into() }));
+        Change::Finished { task: TaskId(1), lane: OWN, from, tries, canceling, outcome, end }
+    }
+
+    fn moved(from: Place, to: Place, tried: bool) -> Change {
+        let end = End::Failed;
+        let (started, ended, error) = (Millis(0), Millis(0), "".into());
+        let tried = tried.then_some(Try { attempt: 1, seat: None, started, ended, end, error });
+        Change::Moved { lane: OWN, from, to, row: task(to).row_at(level(9)), tried }
+    }
+
+    fn acked(ack: Level) -> Change {
+        Change::Lane { lane: OWN, record: LaneRecord { ack, ..LaneRecord::default() } }
+    }
+
+    /// Puts and deletes of changes: a letter for each, capital if it puts; `r`ow, `t`ask, `e`nd, or `x` for a
+    /// record, whose own letter follows.
+    fn ops(changes: &[Change]) -> String {
+        let batch = Batch::of(SHARD, changes);
+        let get = &mut Get::from(&batch.bytes, FRAME_HEADER);
+        let mut text = String::new();
+        while !get.is_done() {
+            let op = next_op(get).unwrap();
+            let letter = match op.kind {
+                Kind::Rows => 'r',
+                Kind::Tasks if is_end(op.key) => 'e',
+                Kind::Tasks => 't',
+                Kind::Records => 'x',
+            };
+            text.push(if op.value.is_some() { letter.to_ascii_uppercase() } else { letter });
+            if op.kind == Kind::Records {
+                text.push(op.key[4].into());
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn an_ordinary_task_costs_no_more_than_it_must() {
+        let own = Place::Lane(level(1));
+        assert_eq!(ops(&[Change::Accepted(task(own))]), "RT");
+        assert_eq!(ops(&[finished(own, 0, false, false)]), "tr");
+        assert_eq!(ops(&[finished(own, 0, false, false), acked(level(1))]), "tXl");
+        assert_eq!(ops(&[finished(own, 0, false, true)]), "Er");
+        assert_eq!(ops(&[finished(own, 0, false, true), acked(level(1))]), "EXl");
+        let forget = TimerRow { at: level(2), task: TaskId(1), what: Timed::Forget { tries: 0 } };
+        assert_eq!(ops(&[Change::Timed(forget)]), "R");
+        assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 0 }]), "texmxP");
+    }
+
+    #[test]
+    fn other_tasks_pay_for_what_they_wrote() {
+        let (own, timer, later) = (Place::Lane(level(1)), Place::Timer(level(1)), Place::Lane(level(9)));
+        assert_eq!(ops(&[Change::Accepted(task(timer))]), "RT");
+        assert_eq!(ops(&[finished(timer, 0, false, false)]), "tr");
+        let record = ShelfRecord { ack: level(1), max: level(1) };
+        assert_eq!(ops(&[finished(timer, 0, false, false), Change::Timers { record }]), "tXl");
+        assert_eq!(ops(&[moved(timer, later, false)]), "rRXm");
+        assert_eq!(ops(&[moved(timer, later, false), Change::Timers { record }]), "RXmXl");
+        assert_eq!(ops(&[moved(own, Place::Timer(level(9)), true)]), "rRXmXT");
+        assert_eq!(ops(&[moved(own, Place::Aside, false)]), "rXaXm");
+        assert_eq!(ops(&[finished(later, 0, false, false)]), "txmr");
+        assert_eq!(ops(&[finished(later, 2, true, false)]), "txmxTxTrxc");
+        assert_eq!(ops(&[finished(Place::Aside, 0, false, false)]), "txmxa");
+        assert_eq!(ops(&[finished(later, 2, true, true)]), "Erxc");
+        assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 1_000 }]).matches("xT").count(), 20);
+    }
 }

@@ -3,7 +3,7 @@
 //! Commits go to a log ([`log`]) and to sorted maps in memory; from time to time what is in memory is
 //! written into sorted tables ([`table`]), which are merged now and then ([`tree`]); the manifest
 //! ([`manifest`]) says which of them count. Everything on disk has a checksum that is looked at when it
-//! is read. Read `layout` for what a change becomes on disk, `engine` for who does what and when, then
+//! is read. Read `layout` and `values` for what a change becomes on disk, `engine` for who does what and when, then
 //! `opening`, `writer` and `background`.
 
 mod background;
@@ -21,6 +21,7 @@ mod reads;
 mod table;
 mod tree;
 mod trees;
+mod values;
 mod writer;
 
 use std::panic::AssertUnwindSafe;
@@ -28,11 +29,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use evenhand_core::backlog::Level;
-use evenhand_core::names::{Epoch, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::change::{ParkedRow, TimerRow};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Task};
 use tokio::sync::oneshot;
 
-use crate::{Listing, Page, Store, StoreError, Taken};
+use crate::{History, Listing, Page, Store, StoreError, Taken, Wanted};
 pub use check::{Checked, Info, Progress, QueueInfo, ShardInfo, TableInfo, check, info};
 use engine::Engine;
 pub use files::{DirError, FORMAT};
@@ -204,17 +206,41 @@ impl Store for Embedded {
         self.ask(|engine| engine.read(move |shared| shared.page(shard, lane, above, limit))).await
     }
 
+    async fn read_timers(
+        &self,
+        shard: ShardId,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<TimerRow>, StoreError> {
+        self.ask(|engine| engine.read(move |shared| shared.timers(shard, above, limit))).await
+    }
+
+    async fn read_parked(
+        &self,
+        shard: ShardId,
+        queue: QueueId,
+        key: Key,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<ParkedRow>, StoreError> {
+        self.ask(|engine| engine.read(move |shared| shared.parked(shard, queue, &key, above, limit))).await
+    }
+
     async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
         self.ask(|engine| engine.read(move |shared| shared.task(shard, task))).await
+    }
+
+    async fn read_history(&self, shard: ShardId, task: TaskId) -> Result<History, StoreError> {
+        self.ask(|engine| engine.read(move |shared| shared.history(shard, task))).await
     }
 
     async fn list_tasks(
         &self,
         shard: ShardId,
-        queue: Option<QueueId>,
+        wanted: Wanted,
         after: TaskId,
         limit: usize,
     ) -> Result<Listing, StoreError> {
-        self.ask(|engine| engine.read(move |shared| shared.list(shard, queue, after, limit))).await
+        self.ask(|engine| engine.read(move |shared| shared.list(shard, wanted, after, limit))).await
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::bytes::Value;
 use super::files::DirError;
-use super::layout::Kind;
+use super::layout::{self, Kind};
 use super::table::{Cursor, Slot, Table, TableKey, Writer};
 
 /// Runs of one size that are merged into one of the next.
@@ -226,8 +226,21 @@ impl<K: TableKey> View<K> {
     /// The rows that are there, in order.
     pub(super) fn rows(self) -> Result<Vec<(K, Value)>, DirError> {
         let mut rows = Vec::new();
-        if self.limit == 0 || is_empty(&self.from, &self.to) {
-            return Ok(rows);
+        self.each(|key, value| rows.push((key, value)))?;
+        Ok(rows)
+    }
+
+    /// Their keys alone: values, which may be large, are let go at once.
+    pub(super) fn keys(self) -> Result<Vec<K>, DirError> {
+        let mut keys = Vec::new();
+        self.each(|key, _| keys.push(key))?;
+        Ok(keys)
+    }
+
+    fn each(self, mut each: impl FnMut(K, Value)) -> Result<(), DirError> {
+        let mut left = self.limit;
+        if left == 0 || is_empty(&self.from, &self.to) {
+            return Ok(());
         }
         let mut merge = Merge::new();
         merge.add(self.recent.into_iter().map(Ok))?;
@@ -238,17 +251,18 @@ impl<K: TableKey> View<K> {
         for layer in self.layers.iter() {
             merge.add(Walk::new(layer, &self.from, self.to.clone()))?;
         }
-        while rows.len() < self.limit {
+        while left > 0 {
             let Some(next) = merge.next() else { break };
             let (key, slot, _) = next?;
             if is_beyond(&key, &self.to) {
                 break;
             }
             if let Slot::Put(value) = slot {
-                rows.push((key, value));
+                each(key, value);
+                left -= 1;
             }
         }
-        Ok(rows)
+        Ok(())
     }
 }
 
@@ -496,13 +510,13 @@ pub(super) fn flush<'a, K: TableKey>(
 ) -> Result<Tables<'a, K>, DirError> {
     let mut tables = Tables::new(kind, making);
     // Tasks come in the order of their ids, and deletes are of earlier ones: in tables of their own, so
-    // that merging the deletes leaves the new tasks alone.
-    let first_put = match kind {
-        Kind::Tasks => memory.iter().find(|(_, slot)| matches!(slot, Slot::Put(_))).map(|(key, _)| key),
-        Kind::Rows | Kind::Records => None,
+    // that merging the deletes leaves the new tasks alone. The same of ends, which follow the tasks.
+    let cuts = match kind {
+        Kind::Tasks => cuts(memory),
+        Kind::Rows | Kind::Records => [None; 3],
     };
     for (key, slot) in memory {
-        if tables.is_full() || first_put == Some(key) {
+        if tables.is_full() || cuts.contains(&Some(key)) {
             tables.end()?;
         }
         if !(bottom && matches!(slot, Slot::Gone) || is_settled(key)) {
@@ -511,6 +525,19 @@ pub(super) fn flush<'a, K: TableKey>(
     }
     tables.end()?;
     Ok(tables)
+}
+
+/// Where a table of tasks should end before the next begins: at the first task that is put, at the first end,
+/// and at the first end that is put.
+fn cuts<K: TableKey>(memory: &Memory<K>) -> [Option<&K>; 3] {
+    let is_put = |(_, slot): &(&K, &Slot)| matches!(slot, Slot::Put(_));
+    let is_end = |(key, _): &(&K, &Slot)| layout::is_end(key.bytes());
+    let first = |found: Option<(_, _)>| found.map(|(key, _)| key);
+    [
+        first(memory.iter().find(|entry| is_put(entry) && !is_end(entry))),
+        first(memory.iter().find(is_end)),
+        first(memory.iter().find(|entry| is_put(entry) && is_end(entry))),
+    ]
 }
 
 /// Merges layers into one. Each time a table is full, `commit` gets the parts made since the last time and

@@ -10,6 +10,7 @@ use super::layout::{self, Kind, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::manifest::Standing;
 use super::table::TableKey;
 use super::tree::{Layer, Tree};
+use super::values;
 
 /// All rows, and what the writer must know at once.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(super) struct Trees {
     pub(super) acks: Acks,
 }
 
-/// The ack level of every lane.
+/// The ack level of every lane, and of the timers.
 pub(super) type Acks = BTreeMap<LanePrefix, Level>;
 
 /// A kind of row that has a tree.
@@ -80,7 +81,7 @@ impl Trees {
                 Kind::Tasks => change(&mut self.tasks, op.key, value)?,
                 Kind::Records => {
                     if let (Some(lane), Some(value)) = (layout::lane_of_record(op.key), &value) {
-                        let ack = layout::ack(value.bytes())?;
+                        let ack = values::ack(value.bytes())?;
                         self.acks.insert(lane, ack);
                         self.rows.forget(layout::row_key(lane, Level::ZERO), layout::row_key(lane, ack));
                     }

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::change::Place;
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{ContentType, Epoch, Key, Millis, TaskId};
 use evenhand_core::{Change, Task};
@@ -160,11 +161,17 @@ impl Owner {
         let task = |id: u64| Task {
             id: TaskId(id),
             lane: LANE,
-            level: Some(Level::new(VTime::from_bits(u128::from(id) * VTime::TICK.to_bits()).pass(), id)),
+            place: Place::Lane(Level::new(
+                VTime::from_bits(u128::from(id) * VTime::TICK.to_bits()).pass(),
+                id,
+            )),
             key: Key::new("acme").unwrap(),
-            charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
             attempt: 1,
             max_attempts: 3,
+            lost: 0,
+            terms: None,
+            replay_of: None,
             accepted: Millis(id),
             max_duration_ms: 0,
             content_type: ContentType::default(),
@@ -199,8 +206,11 @@ impl Owner {
         let changes = self.unfinished.iter().take(2).map(|task| Change::Finished {
             task: task.id,
             lane: task.lane,
-            level: task.level,
+            from: task.place,
+            tries: 0,
+            canceling: false,
             outcome: Outcome::Succeeded,
+            end: None,
         });
         self.commit(changes.collect())?;
         self.unfinished.drain(..2);

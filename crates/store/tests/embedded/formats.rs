@@ -5,17 +5,20 @@
 use std::path::{Path, PathBuf};
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, MemberRecord, QueueRecord, RequestRecord, Totals};
-use evenhand_core::life::Outcome;
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
+    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+};
+use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
     Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
     Seat, ShardId, StoreId, TaskId,
 };
-use evenhand_core::{Change, Row, Run, Task};
+use evenhand_core::{Change, Row, Run, Task, bounds};
 use evenhand_store::embedded::{self, FORMAT};
-use evenhand_store::{Embedded, Listing, Memory, Page, Store, Taken};
+use evenhand_store::{Embedded, Memory, Store};
 
-use crate::support::{block_on, copy, small};
+use crate::support::{Contents, block_on, copy, read_all, small};
 
 const SHARD: ShardId = ShardId(3);
 const LANE: LaneId = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
@@ -34,66 +37,83 @@ fn key(n: u64) -> Key {
     Key::new(&format!("tenant-{}", n % 5)).unwrap()
 }
 
-fn charge() -> Charge {
-    Charge { cost: Cost::ONE, weight: Weight::from_thousandths(1_500).unwrap() }
+/// Formats 1 and 2 did not say whether a charge is chained: it is as long as a task stands where it was first
+/// placed.
+fn charge(chained: bool) -> Charge {
+    Charge { cost: Cost::ONE, weight: Weight::from_thousandths(1_500).unwrap(), chained }
+}
+
+fn accepted(format: u32, id: u64) -> Task {
+    Task {
+        id: TaskId(id),
+        lane: LANE,
+        place: Place::Lane(level(id)),
+        key: key(id),
+        charge: charge(true),
+        attempt: 1,
+        max_attempts: 3,
+        lost: 0,
+        terms: None,
+        replay_of: None,
+        accepted: Millis(1_700_000_000_000 + id),
+        max_duration_ms: if format >= 2 { id % 3 * 1_000 } else { 0 },
+        content_type: ContentType::new(if format >= 2 { TYPES[id as usize % 3] } else { "" }).unwrap(),
+        payload: format!("payload of task {id}").into_bytes().into(),
+    }
 }
 
 /// Commits with every kind of change of a format in them: tasks that wait, were retried, run long, and ended.
 fn commits(format: u32) -> Vec<Vec<Change>> {
-    let accepted = |id: u64| {
-        Change::Accepted(Task {
-            id: TaskId(id),
-            lane: LANE,
-            level: Some(level(id)),
-            key: key(id),
-            charge: charge(),
-            attempt: 1,
-            max_attempts: 3,
-            accepted: Millis(1_700_000_000_000 + id),
-            max_duration_ms: if format >= 2 { id % 3 * 1_000 } else { 0 },
-            content_type: ContentType::new(if format >= 2 { TYPES[id as usize % 3] } else { "" }).unwrap(),
-            payload: format!("payload of task {id}").into_bytes().into(),
-        })
-    };
     let mut commits: Vec<Vec<Change>> = (1..=TASKS)
         .map(|id| {
             let totals = Totals { accepted: id, ..Totals::default() };
             let name = QueueName::new("render").unwrap();
-            vec![accepted(id), Change::Queue { queue: QueueId(0), record: QueueRecord { name, totals } }]
+            vec![
+                Change::Accepted(accepted(format, id)),
+                Change::Queue { queue: QueueId(0), record: QueueRecord { name, totals } },
+            ]
         })
         .collect();
     commits.push(
         (0..5)
             .map(|n| {
                 let time = VTime::from_bits(u128::from(n) << 60);
-                let record = KeyRecord { finish: time, due: time, rows: 9, chained: 7, weight: Weight::ONE };
+                let record = KeyRecord {
+                    finish: time,
+                    due: time,
+                    rows: 9,
+                    chained: 7,
+                    refund: VTime::ZERO,
+                    weight: Weight::ONE,
+                };
                 Change::Key { lane: LANE, key: key(n), record: Some(record) }
             })
             .collect(),
     );
     for id in 1..=10 {
-        let finished =
-            |level| Change::Finished { task: TaskId(id), lane: LANE, level, outcome: Outcome::Succeeded };
-        let row = Row {
-            level: level(1_000 + id),
+        let lane = Place::Lane;
+        let finished = |from| Change::Finished {
             task: TaskId(id),
-            key: key(id),
-            charge: charge(),
-            attempt: 2,
-            max_attempts: 3,
+            lane: LANE,
+            from,
+            tries: 0,
+            canceling: false,
+            outcome: Outcome::Succeeded,
+            end: None,
         };
+        let moved = |from, to: Place| {
+            let (attempt, chained) = if to == Place::Aside { (1, true) } else { (2, false) };
+            let at = to.level().unwrap_or(Level::ZERO);
+            let row = Row { attempt, charge: charge(chained), ..accepted(format, id).row_at(at) };
+            Change::Moved { lane: LANE, from, to, row, tried: None }
+        };
+        let (first, second) = (lane(level(id)), lane(level(1_000 + id)));
         commits.push(match id % 5 {
-            0 => vec![finished(Some(level(id)))],
-            1 => vec![Change::Requeued { task: TaskId(id), lane: LANE, from: Some(level(id)), row }],
-            2 => vec![Change::SetAside { task: TaskId(id), lane: LANE, level: level(id) }],
-            3 => vec![
-                Change::SetAside { task: TaskId(id), lane: LANE, level: level(id) },
-                Change::Requeued { task: TaskId(id), lane: LANE, from: None, row },
-            ],
-            _ => vec![
-                Change::Requeued { task: TaskId(id), lane: LANE, from: Some(level(id)), row },
-                finished(Some(level(1_000 + id))),
-            ],
+            0 => vec![finished(first)],
+            1 => vec![moved(first, second)],
+            2 => vec![moved(first, Place::Aside)],
+            3 => vec![moved(first, Place::Aside), moved(Place::Aside, second)],
+            _ => vec![moved(first, second), finished(second)],
         });
     }
     let record = LaneRecord {
@@ -108,15 +128,19 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
         Change::Seq { next: 1_011 },
     ]);
     if format >= 2 {
-        let request = RequestRecord { at: Millis(1_700_000_000_000), first: TaskId(1), tasks: 60 };
+        // Format 2 saved when it came.
+        let until = Millis(1_700_000_000_000 + bounds::REQUEST_MS);
+        let request = RequestRecord { until, ids: RequestIds::Range { first: TaskId(1), tasks: 60 } };
         let run = Run {
             task: TaskId(11),
             lane: LANE,
             level: level(11),
             key: key(11),
-            charge: charge(),
+            charge: charge(true),
             attempt: 1,
             max_attempts: 3,
+            lost: 0,
+            terms: None,
             fence: Fence { epoch: Epoch(7), dispatch: 12 },
             started: Millis(1_700_000_000_100),
         };
@@ -129,7 +153,91 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
             Change::Store { id: StoreId(4711) },
         ]);
     }
+    if format >= 3 {
+        commits.extend(lives());
+    }
     commits
+}
+
+/// What format 3 added: timers, tries, ends, settings, and what goes with them.
+fn lives() -> Vec<Vec<Change>> {
+    let timer = |seq: u64| Level::new(VTime::from_bits(u128::from(seq % 7) << 70).pass(), seq);
+    let terms = Terms { backoff: Some(Backoff::default()), expires: Some(Millis(1 << 42)), attach_ms: 5_000 };
+    let delayed = Task {
+        place: Place::Timer(timer(101)),
+        charge: charge(false),
+        terms: Some(terms.into()),
+        replay_of: Some(TaskId(21)),
+        ..accepted(3, 101)
+    };
+    let tried = |attempt| Try {
+        attempt,
+        seat: (attempt != 2).then(|| Seat::new("gpu-7").unwrap()),
+        started: Millis(1_700_000_000_200),
+        ended: Millis(1_700_000_000_300),
+        end: if attempt == 2 { End::Lost } else { End::Failed },
+        error: format!("try {attempt} came to nothing").into(),
+    };
+    let moved = |id: u64, from, to: Place, attempt: u16| {
+        let level = match to {
+            Place::Lane(level) | Place::Timer(level) | Place::Parked(level) => level,
+            Place::Aside | Place::Over => Level::ZERO,
+        };
+        let row = Row {
+            attempt,
+            lost: attempt as u8 - 1,
+            charge: charge(attempt == 3),
+            ..accepted(3, id).row_at(level)
+        };
+        Change::Moved { lane: LANE, from, to, row, tried: Some(tried(attempt - 1)) }
+    };
+    let ended = |id: u64, from, tries, seq: u64| {
+        let end = EndRecord {
+            key: key(id),
+            outcome: Outcome::Failed,
+            at: Millis(1_700_000_001_000),
+            last: Some(tried(tries + 1)),
+            result: format!("result of task {id}").into_bytes().into(),
+        };
+        let (task, outcome) = (TaskId(id), end.outcome);
+        let end = Some(end.into());
+        vec![
+            Change::Finished { task, lane: LANE, from, tries, canceling: false, outcome, end },
+            Change::Timed(TimerRow { at: timer(seq), task, what: Timed::Forget { tries } }),
+        ]
+    };
+    let settings = Settings {
+        max_attempts: 7,
+        backoff: Backoff { first_ms: 1, factor: 1_500, max_ms: 9 },
+        max_lost: 2,
+        retention_ms: 1_000,
+        share: Share::Time,
+        paused: true,
+    };
+    let totals = Totals { accepted: 61, expired: 1, scheduled: 2, ..Totals::default() };
+    let record = QueueRecord { name: QueueName::new("render").unwrap(), totals };
+    let ids = RequestIds::List([TaskId(20), TaskId(101)].into());
+    vec![
+        vec![Change::Accepted(delayed)],
+        vec![moved(20, Place::Lane(level(20)), Place::Timer(timer(1_101)), 2)],
+        vec![moved(21, Place::Lane(level(21)), Place::Timer(timer(1_102)), 2)],
+        vec![moved(21, Place::Timer(timer(1_102)), Place::Lane(level(1_103)), 3)],
+        ended(21, Place::Lane(level(1_103)), 2, 1_104),
+        ended(22, Place::Lane(level(22)), 0, 1_105),
+        ended(23, Place::Lane(level(23)), 0, 1_106),
+        vec![Change::Forgotten { task: TaskId(23), tries: 0 }, Change::Untimed { at: timer(1_106) }],
+        vec![Change::Timed(TimerRow { at: timer(1_107), task: TaskId(24), what: Timed::Expire })],
+        vec![Change::Timed(TimerRow { at: timer(1_108), task: TaskId(25), what: Timed::Detach })],
+        vec![
+            Change::Replayed { task: TaskId(21), again: TaskId(101) },
+            Change::Canceling { task: TaskId(2) },
+            Change::Settings { queue: QueueId(0), record: SettingsRecord { version: 9, settings } },
+            Change::Request { key: RequestKey(5), record: Some(RequestRecord { until: Millis(77), ids }) },
+            Change::Queue { queue: QueueId(0), record },
+            Change::Timers { record: ShelfRecord { ack: timer(0), max: timer(1_108) } },
+            Change::Seq { next: 1_109 },
+        ],
+    ]
 }
 
 async fn write(store: &impl Store, format: u32) {
@@ -139,11 +247,8 @@ async fn write(store: &impl Store, format: u32) {
     }
 }
 
-async fn contents(store: &impl Store) -> (Taken, Page, Listing) {
-    let taken = store.take(SHARD).await.unwrap();
-    let page = store.read_lane(SHARD, LANE, Level::ZERO, 1_000).await.unwrap();
-    let page = Page { deleted: 0, ..page };
-    (taken, page, store.list_tasks(SHARD, None, TaskId(0), 1_000).await.unwrap())
+async fn contents(store: &impl Store) -> Contents {
+    read_all(store, SHARD, &[LANE], 1_000).await.unwrap().1
 }
 
 #[test]
@@ -163,7 +268,9 @@ fn directories_of_every_format_open_with_what_they_held() {
         let dir = tempfile::tempdir().unwrap();
         copy(&kept, dir.path());
         let checked = embedded::check(dir.path(), &mut |_, _| {}).unwrap();
-        assert_eq!((checked.tasks, checked.rows), (56, 54), "{}", kept.display());
+        let found = (checked.tasks, checked.rows, checked.timers, checked.ended);
+        let written = if format < 3 { (56, 54, 0, 0) } else { (56, 50, 6, 2) };
+        assert_eq!(found, written, "{}", kept.display());
         let store = Embedded::open(dir.path(), small(4096)).unwrap();
         assert_eq!(block_on(contents(&store)), expected, "{}", kept.display());
     }

@@ -12,5 +12,6 @@ mod model;
 mod moments;
 mod plan;
 mod space;
+mod stories;
 mod support;
 mod synced;

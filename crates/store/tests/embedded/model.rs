@@ -2,17 +2,21 @@
 //! of the two, the answers are the same. Logs are tiny, so that tables are made and merged all the time,
 //! and the embedded store is closed and opened again now and then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
-use evenhand_core::life::Outcome;
-use evenhand_core::names::{
-    Class, ContentType, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, ShardId, TaskId,
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
+    SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
-use evenhand_core::{Change, Row, Task};
-use evenhand_store::embedded::Options;
-use evenhand_store::{Embedded, Memory, Store, ready};
+use evenhand_core::life::{Backoff, End, Outcome, Terms};
+use evenhand_core::names::{
+    Class, ContentType, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
+    TaskId,
+};
+use evenhand_core::{Change, Task};
+use evenhand_store::embedded::{self, Options};
+use evenhand_store::{Embedded, Memory, Store, Wanted, ready};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -45,6 +49,12 @@ struct Owned {
     epoch: Epoch,
     next: u64,
     tasks: BTreeMap<TaskId, Task>,
+    /// Those that have ended, with the timers that forget them.
+    ended: BTreeMap<TaskId, (Task, Level)>,
+    canceling: BTreeSet<TaskId>,
+    /// Timers for nothing in particular.
+    timers: BTreeSet<Level>,
+    timers_ack: Level,
     acks: BTreeMap<LaneId, Level>,
     falling: bool,
 }
@@ -77,22 +87,49 @@ impl Owned {
         level
     }
 
-    /// Something that may happen now, and what becomes of it.
-    fn change(&mut self, dice: &mut Dice, many: usize) -> Change {
+    /// The same among the timers.
+    fn moment(&mut self, dice: &mut Dice) -> Level {
+        self.next += 1;
+        let pass =
+            self.timers_ack.pass().time().to_bits() + u128::from(dice.below(500)) * VTime::TICK.to_bits();
+        let level = Level::new(VTime::from_bits(pass).pass(), self.next);
+        assert!(level > self.timers_ack);
+        level
+    }
+
+    /// Some things that may happen now together, and what becomes of them.
+    fn change(&mut self, dice: &mut Dice, many: usize) -> Vec<Change> {
         let lane = LANES[dice.below(4) as usize];
         let time = |dice: &mut Dice| VTime::from_bits(u128::from(dice.below(1 << 40)) << 50);
         self.falling = self.tasks.len() >= if self.falling { many / 8 } else { many };
-        match dice.below(20) {
+        vec![match dice.below(28) {
             0..8 if !self.falling => self.accept(dice, lane),
-            8..11 => self.requeue(dice),
-            11 => self.set_aside(dice),
+            8..12 => return self.shift(dice),
             12..15 if !self.falling => self.accept(dice, lane),
-            0..17 => self.finish(dice),
+            0..17 => return self.finish(dice),
             17 => self.ack(dice, lane),
-            18 => {
+            18 => self.ack_timers(dice),
+            19..22 => return self.forget(dice),
+            22 => return self.mark(dice),
+            23 => self.time(dice),
+            24 => {
+                let settings = Settings { retention_ms: dice.below(1 << 40), ..Settings::default() };
+                let record = SettingsRecord { version: dice.below(99), settings };
+                Change::Settings { queue: lane.queue, record }
+            }
+            25 => {
+                let ids = match dice.one_in(2) {
+                    true => RequestIds::Range { first: TaskId(dice.below(99)), tasks: dice.below(99) as u32 },
+                    false => RequestIds::List((0..dice.below(9)).map(TaskId).collect()),
+                };
+                let record = RequestRecord { until: Millis(dice.below(1 << 40)), ids };
+                let key = RequestKey(dice.below(9).into());
+                Change::Request { key, record: (!dice.one_in(3)).then_some(record) }
+            }
+            26 => {
                 let (finish, due) = (time(dice), time(dice));
                 let (rows, weight) = (dice.below(9) as u32, Weight::MAX);
-                let record = KeyRecord { finish, due, rows, chained: 0, weight };
+                let record = KeyRecord { finish, due, rows, chained: 0, refund: VTime::ZERO, weight };
                 Change::Key { lane, key: key(dice.below(9)), record: (!dice.one_in(3)).then_some(record) }
             }
             _ if dice.one_in(2) => {
@@ -101,27 +138,51 @@ impl Owned {
                 Change::Override { queue: lane.queue, key: key(dice.below(9)), weight }
             }
             _ => {
-                let totals = Totals { accepted: dice.below(99), ..Totals::default() };
+                let totals =
+                    Totals { accepted: dice.below(99), scheduled: dice.below(99), ..Totals::default() };
                 let name = QueueName::new(["mail", "render"][dice.below(2) as usize]).unwrap();
                 Change::Queue { queue: lane.queue, record: QueueRecord { name, totals } }
             }
-        }
+        }]
+    }
+
+    fn charge(dice: &mut Dice) -> Charge {
+        let weight = Weight::from_thousandths(1 + dice.below(999_999) as u32).unwrap();
+        Charge { cost: Cost::new(1 + dice.below(5_000) as u32).unwrap(), weight, chained: dice.one_in(2) }
     }
 
     fn accept(&mut self, dice: &mut Dice, lane: LaneId) -> Change {
-        let level = self.place(dice, lane);
+        // The seq of a first place is the task's id.
+        let (place, id) = match dice.one_in(4) {
+            true => {
+                let level = self.moment(dice);
+                (Place::Timer(level), level.seq())
+            }
+            false => {
+                let level = self.place(dice, lane);
+                (Place::Lane(level), level.seq())
+            }
+        };
+        let terms = dice.one_in(4).then(|| Terms {
+            backoff: dice.one_in(2).then(Backoff::default),
+            expires: dice.one_in(2).then(|| Millis(dice.below(1 << 50))),
+            attach_ms: dice.below(2) * 5_000,
+        });
         let task = Task {
-            id: TaskId(level.seq()),
+            id: TaskId(id),
             lane,
-            level: Some(level),
+            place,
             key: key(dice.below(9)),
-            charge: Charge { cost: Cost::new(1 + dice.below(5_000) as u32).unwrap(), weight: Weight::ONE },
+            charge: Owned::charge(dice),
             attempt: 1,
             max_attempts: 1 + dice.below(300) as u16,
+            lost: 0,
+            terms: terms.map(Into::into),
+            replay_of: dice.one_in(9).then(|| TaskId(dice.below(99))),
             accepted: Millis(dice.below(1 << 50)),
             max_duration_ms: 0,
             content_type: ContentType::default(),
-            payload: vec![level.seq() as u8; dice.below(150) as usize].into(),
+            payload: vec![id as u8; dice.below(150) as usize].into(),
         };
         self.tasks.insert(task.id, task.clone());
         Change::Accepted(task)
@@ -133,34 +194,134 @@ impl Owned {
         found.map(|(_, task)| task.clone())
     }
 
-    fn requeue(&mut self, dice: &mut Dice) -> Change {
-        let Some(task) = self.some_task(dice) else { return self.accept(dice, LANES[0]) };
-        let charge = Charge { cost: Cost::MAX, weight: Weight::MIN };
-        let level = Some(self.place(dice, task.lane));
-        let moved = Task { level, attempt: task.attempt.saturating_add(1), charge, ..task.clone() };
-        let row: Row = moved.row().unwrap();
-        self.tasks.insert(task.id, moved);
-        Change::Requeued { task: task.id, lane: task.lane, from: task.level, row }
+    fn some_ended(&self, dice: &mut Dice) -> Option<(Task, Level)> {
+        let from = TaskId(dice.below(self.next + 1));
+        let found = self.ended.range(from..).next().or_else(|| self.ended.first_key_value());
+        found.map(|(_, ended)| ended.clone())
     }
 
-    fn set_aside(&mut self, dice: &mut Dice) -> Change {
-        let Some(Task { id, lane, level: Some(level), .. }) = self.some_task(dice) else {
-            return self.finish(dice);
-        };
-        self.tasks.get_mut(&id).unwrap().level = None;
-        Change::SetAside { task: id, lane, level }
+    fn tried(dice: &mut Dice, task: &Task) -> Try {
+        Try {
+            attempt: task.attempt,
+            seat: dice.one_in(2).then(|| Seat::new("gpu-7").unwrap()),
+            started: Millis(dice.below(1 << 50)),
+            ended: Millis(dice.below(1 << 50)),
+            end: [End::Succeeded, End::Failed, End::FailedForGood, End::Lost][dice.below(4) as usize],
+            error: "e".repeat(dice.below(99) as usize).into(),
+        }
     }
 
-    fn finish(&mut self, dice: &mut Dice) -> Change {
-        let Some(task) = self.some_task(dice) else { return self.accept(dice, LANES[1]) };
+    /// Has a task go from anywhere to anywhere else, once or several times.
+    fn shift(&mut self, dice: &mut Dice) -> Vec<Change> {
+        let Some(mut task) = self.some_task(dice) else { return vec![self.accept(dice, LANES[0])] };
+        // Now and then so often that tries are forgotten.
+        let times = if dice.one_in(20) { 30 } else { 1 + dice.below(2) };
+        let mut changes = Vec::new();
+        for _ in 0..times {
+            let (to, level) = match dice.below(5) {
+                0 if task.place != Place::Aside => (Place::Aside, Level::ZERO),
+                1 | 2 => {
+                    let level = self.moment(dice);
+                    (Place::Timer(level), level)
+                }
+                _ => {
+                    let level = self.place(dice, task.lane);
+                    (Place::Lane(level), level)
+                }
+            };
+            let mut moved = Task { place: to, charge: Owned::charge(dice), ..task.clone() };
+            let tried = (!dice.one_in(3)).then(|| Owned::tried(dice, &task));
+            if tried.is_some() {
+                moved.attempt += 1;
+                moved.lost = moved.lost.saturating_add(dice.below(2) as u8);
+            }
+            let (lane, from, row) = (task.lane, task.place, moved.row_at(level));
+            changes.push(Change::Moved { lane, from, to, row, tried });
+            task = moved;
+        }
+        self.tasks.insert(task.id, task);
+        changes
+    }
+
+    fn finish(&mut self, dice: &mut Dice) -> Vec<Change> {
+        let Some(task) = self.some_task(dice) else { return vec![self.accept(dice, LANES[1])] };
         self.tasks.remove(&task.id);
-        let outcome = if dice.one_in(2) { Outcome::Succeeded } else { Outcome::Failed };
-        Change::Finished { task: task.id, lane: task.lane, level: task.level, outcome }
+        let outcomes = [Outcome::Succeeded, Outcome::Failed, Outcome::Canceled, Outcome::Expired];
+        let (outcome, tries) = (outcomes[dice.below(4) as usize], task.attempt - 1);
+        let end = dice.one_in(2).then(|| EndRecord {
+            key: task.key.clone(),
+            outcome,
+            at: Millis(dice.below(1 << 50)),
+            last: dice.one_in(2).then(|| Owned::tried(dice, &task)),
+            result: vec![task.id.0 as u8; dice.below(150) as usize].into(),
+        });
+        let remembered = end.is_some();
+        let mut changes = vec![Change::Finished {
+            task: task.id,
+            lane: task.lane,
+            from: task.place,
+            tries,
+            canceling: self.canceling.remove(&task.id),
+            outcome,
+            end: end.map(Into::into),
+        }];
+        if remembered {
+            let at = self.moment(dice);
+            changes.push(Change::Timed(TimerRow { at, task: task.id, what: Timed::Forget { tries } }));
+            self.ended.insert(task.id, (task, at));
+        }
+        changes
+    }
+
+    fn forget(&mut self, dice: &mut Dice) -> Vec<Change> {
+        let Some((task, at)) = self.some_ended(dice) else { return self.finish(dice) };
+        self.ended.remove(&task.id);
+        vec![Change::Forgotten { task: task.id, tries: task.attempt - 1 }, Change::Untimed { at }]
+    }
+
+    /// Has a task that is there stopped, or one that has ended run again.
+    fn mark(&mut self, dice: &mut Dice) -> Vec<Change> {
+        if dice.one_in(2)
+            && let Some((task, _)) = self.some_ended(dice)
+        {
+            return vec![Change::Replayed { task: task.id, again: TaskId(dice.below(99)) }];
+        }
+        let Some(task) = self.some_task(dice) else { return vec![self.accept(dice, LANES[2])] };
+        self.canceling.insert(task.id);
+        vec![Change::Canceling { task: task.id }]
+    }
+
+    /// Sets a timer, or does without one.
+    fn time(&mut self, dice: &mut Dice) -> Change {
+        if dice.one_in(2)
+            && let Some(at) = self.timers.pop_first()
+        {
+            return Change::Untimed { at };
+        }
+        let (at, task) = (self.moment(dice), TaskId(dice.below(99)));
+        self.timers.insert(at);
+        Change::Timed(TimerRow { at, task, what: if dice.one_in(2) { Timed::Expire } else { Timed::Detach } })
+    }
+
+    /// Raises the ack level of the timers. Those for nothing in particular may be over.
+    fn ack_timers(&mut self, dice: &mut Dice) -> Change {
+        let due = self.tasks.values().filter_map(|task| match task.place {
+            Place::Timer(level) => Some(level),
+            Place::Lane(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
+        });
+        let first = due.chain(self.ended.values().map(|(_, at)| *at)).min();
+        let ack = first.map_or(self.timers_ack, Level::before);
+        assert!(ack >= self.timers_ack, "no timer is at or below the ack level");
+        if !dice.one_in(3) {
+            self.timers_ack = ack;
+            self.timers.retain(|at| *at > ack);
+        }
+        Change::Timers { record: ShelfRecord { ack: self.timers_ack, max: ack } }
     }
 
     /// Raises a lane's ack level, as far as its rows allow.
     fn ack(&mut self, dice: &mut Dice, lane: LaneId) -> Change {
-        let rows = self.tasks.values().filter(|task| task.lane == lane).filter_map(|task| task.level);
+        let rows = self.tasks.values().filter(|task| task.lane == lane).filter_map(|task| task.place.level());
         let last = self.acks.get(&lane).copied().unwrap_or(Level::ZERO);
         let ack = match rows.min() {
             Some(first) => Level::from_bytes((u128::from_be_bytes(first.to_bytes()) - 1).to_be_bytes()),
@@ -202,7 +363,7 @@ impl World {
         let owned = &mut self.owned[n];
         let mut changes = Vec::new();
         for _ in 0..self.dice.below(self.course.batch + 1) {
-            changes.push(owned.change(&mut self.dice, self.course.many));
+            changes.extend(owned.change(&mut self.dice, self.course.many));
         }
         changes.push(Change::Seq { next: owned.next + 1 });
         let (shard, epoch) = (SHARDS[n], owned.epoch);
@@ -235,17 +396,34 @@ impl World {
             assert_eq!(self.runtime.block_on(disk.read_task(shard, task)).unwrap(), expected);
 
             let lane = LANES[self.dice.below(4) as usize];
-            let of_queue = self.dice.one_in(2).then_some(lane.queue);
-            let expected = ready(self.memory.list_tasks(shard, of_queue, task, limit)).unwrap();
-            let found = self.runtime.block_on(disk.list_tasks(shard, of_queue, task, limit)).unwrap();
+            let queue = self.dice.one_in(2).then_some(lane.queue);
+            let ended = [None, Some(true), Some(false)][self.dice.below(3) as usize];
+            let wanted = Wanted { queue, ended };
+            let expected = ready(self.memory.list_tasks(shard, wanted, task, limit)).unwrap();
+            let found = self.runtime.block_on(disk.list_tasks(shard, wanted, task, limit)).unwrap();
             assert_eq!(found, expected);
 
-            let above = self.owned[n].some_task(&mut self.dice).and_then(|task| task.level);
+            let expected = ready(self.memory.read_history(shard, task)).unwrap();
+            assert_eq!(self.runtime.block_on(disk.read_history(shard, task)).unwrap(), expected);
+
+            let above = self.owned[n].some_ended(&mut self.dice).map_or(Level::ZERO, |(_, at)| at);
+            let expected = ready(self.memory.read_timers(shard, above, limit)).unwrap();
+            let found = self.runtime.block_on(disk.read_timers(shard, above, limit)).unwrap();
+            assert_eq!((found.rows, found.end), (expected.rows, expected.end));
+
+            let above = self.owned[n].some_task(&mut self.dice).and_then(|task| task.place.level());
             let above = above.unwrap_or(Level::ZERO);
             let expected = ready(self.memory.read_lane(shard, lane, above, limit)).unwrap();
             let found = self.runtime.block_on(disk.read_lane(shard, lane, above, limit)).unwrap();
             assert_eq!((found.rows, found.end), (expected.rows, expected.end));
         }
+    }
+
+    /// The store that is closed must be whole. What queues count is made up here, and so no problem.
+    fn check(&self) {
+        let checked = embedded::check(self.dir.path(), &mut |_, _| {}).unwrap();
+        let wrong = |problem: &&String| problem.contains("not the same") || problem.contains("not there");
+        assert_eq!(checked.problems.iter().find(wrong), None);
     }
 
     fn run(&mut self) {
@@ -254,6 +432,7 @@ impl World {
             if self.dice.one_in(self.course.compare) {
                 if self.dice.one_in(self.course.reopen) {
                     self.disk = None;
+                    self.check();
                     let segment = self.course.segment;
                     self.disk = Some(
                         Embedded::open(self.dir.path(), Options { segment, floor: 0, table: segment })

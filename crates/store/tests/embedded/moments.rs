@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
+use evenhand_core::change::Place;
 use evenhand_core::names::{Class, ContentType, Key, LaneId, Millis, Priority, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Row, Task};
-use evenhand_store::{Embedded, Store};
+use evenhand_store::{Embedded, Store, Wanted};
 
 use crate::support::{block_on, small};
 
@@ -22,11 +23,14 @@ fn task() -> Task {
     Task {
         id: ID,
         lane: LANE,
-        level: Some(level(1)),
+        place: Place::Lane(level(1)),
         key: Key::shared(),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
         attempt: 1,
         max_attempts: 1_000,
+        lost: 0,
+        terms: None,
+        replay_of: None,
         accepted: Millis(0),
         max_duration_ms: 0,
         content_type: ContentType::default(),
@@ -49,8 +53,15 @@ fn a_task_that_moves_all_the_time_is_never_seen_where_it_was_before() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for attempt in 2..=MOVES {
-                let aside = Change::SetAside { task: ID, lane: LANE, level: level(attempt - 1) };
-                let back = Change::Requeued { task: ID, lane: LANE, from: None, row: row(attempt) };
+                let moved = |from, to, attempt| Change::Moved {
+                    lane: LANE,
+                    from,
+                    to,
+                    row: row(attempt),
+                    tried: None,
+                };
+                let aside = moved(Place::Lane(level(attempt - 1)), Place::Aside, attempt - 1);
+                let back = moved(Place::Aside, Place::Lane(level(attempt)), attempt);
                 block_on(store.commit(SHARD, epoch, vec![aside])).unwrap();
                 left.store(attempt - 1, Ordering::SeqCst);
                 block_on(store.commit(SHARD, epoch, vec![back])).unwrap();
@@ -61,10 +72,11 @@ fn a_task_that_moves_all_the_time_is_never_seen_where_it_was_before() {
             let before = acknowledged.load(Ordering::SeqCst);
             let gone = level(left.load(Ordering::SeqCst));
             let found = block_on(store.read_task(SHARD, ID)).unwrap().unwrap();
-            let listed = block_on(store.list_tasks(SHARD, None, TaskId(0), 10)).unwrap().tasks;
+            let listed = block_on(store.list_tasks(SHARD, Wanted::default(), TaskId(0), 10)).unwrap().tasks;
             for found in [&found, &listed[0]] {
                 assert!(found.attempt >= before, "attempt {} after {before}", found.attempt);
-                assert!(found.level.is_none_or(|at| at == level(found.attempt) && at > gone), "{found:?}");
+                let at = found.place.level();
+                assert!(at.is_none_or(|at| at == level(found.attempt) && at > gone), "{found:?}");
             }
             if before == MOVES {
                 break;

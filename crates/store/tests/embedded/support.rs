@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use evenhand_core::backlog::Level;
+use evenhand_core::change::{Place, Timed, TimerRow};
 use evenhand_core::names::{Epoch, LaneId, ShardId, TaskId};
 use evenhand_core::{Metadata, Row, Task};
 use evenhand_store::embedded::Options;
-use evenhand_store::{Embedded, Memory, Store, StoreError, ready};
+use evenhand_store::{Embedded, History, Memory, Store, StoreError, Wanted, ready};
 
 use crate::plan;
 
@@ -68,7 +69,10 @@ impl Dice {
 pub(crate) struct Contents {
     pub(crate) metadata: Metadata,
     pub(crate) rows: Vec<(LaneId, Row)>,
+    pub(crate) timers: Vec<TimerRow>,
     pub(crate) tasks: Vec<Task>,
+    /// Of every task that has one.
+    pub(crate) histories: Vec<(TaskId, History)>,
 }
 
 /// Takes a shard and reads all of it by pages, rows in the given lanes.
@@ -85,6 +89,9 @@ pub(crate) async fn read_all<S: Store>(
     metadata.lanes.sort_by_key(|(lane, _)| *lane);
     metadata.keys.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
     metadata.aside.sort_by_key(|task| task.id);
+    metadata.requests.sort_by_key(|(key, _)| *key);
+    metadata.canceling.sort();
+    metadata.settings.sort_by_key(|(queue, _)| *queue);
     let mut rows = Vec::new();
     for &lane in lanes {
         let mut above = Level::ZERO;
@@ -99,10 +106,21 @@ pub(crate) async fn read_all<S: Store>(
             }
         }
     }
+    let (mut timers, mut above): (Vec<TimerRow>, Level) = (Vec::new(), Level::ZERO);
+    loop {
+        let page = store.read_timers(shard, above, limit).await?;
+        assert!(page.end || page.rows.len() == limit, "a page before the end is full");
+        assert!(page.rows.is_sorted_by(|a, b| a.at < b.at), "timers come in order");
+        above = page.rows.last().map_or(above, |timer| timer.at);
+        timers.extend(page.rows);
+        if page.end {
+            break;
+        }
+    }
     let mut tasks: Vec<Task> = Vec::new();
     loop {
         let after = tasks.last().map_or(TaskId(0), |task| task.id);
-        let listing = store.list_tasks(shard, None, after, limit).await?;
+        let listing = store.list_tasks(shard, Wanted::default(), after, limit).await?;
         let more = listing.more.is_some();
         assert!(!more || listing.tasks.len() == limit, "a listing before the end is full");
         tasks.extend(listing.tasks);
@@ -110,17 +128,36 @@ pub(crate) async fn read_all<S: Store>(
             break;
         }
     }
-    Ok((taken.epoch, Contents { metadata, rows, tasks }))
+    let mut histories = Vec::new();
+    for task in tasks.iter().filter(|task| task.attempt > 1 || task.place == Place::Over) {
+        histories.push((task.id, store.read_history(shard, task.id).await?));
+    }
+    Ok((taken.epoch, Contents { metadata, rows, timers, tasks, histories }))
 }
 
 impl Contents {
-    /// Each task must be in exactly one place: waiting in its lane as its record says, or set aside.
+    /// Each task must be in exactly one place: in its lane as its record says, among the timers, set aside, or
+    /// over.
     pub(crate) fn check(&self) {
         let mut waiting: Vec<_> =
             self.tasks.iter().filter_map(|task| Some((task.lane, task.row()?))).collect();
         waiting.sort_by_key(|(lane, row)| (*lane, row.level));
         assert_eq!(self.rows, waiting, "the rows of the lanes, and what the tasks' records say of them");
-        let apart: Vec<_> = self.tasks.iter().filter(|task| task.level.is_none()).cloned().collect();
+        let due = self.timers.iter().filter(|timer| matches!(timer.what, Timed::Due(..))).cloned();
+        let scheduled = self.tasks.iter().filter_map(|task| match task.place {
+            Place::Timer(at) => {
+                Some(TimerRow { at, task: task.id, what: Timed::Due(task.lane, task.row_at(at)) })
+            }
+            Place::Lane(_) | Place::Parked(_) | Place::Aside | Place::Over => None,
+        });
+        let mut scheduled: Vec<_> = scheduled.collect();
+        scheduled.sort_by_key(|timer| timer.at);
+        assert_eq!(due.collect::<Vec<_>>(), scheduled, "the timers, and what the tasks' records say of them");
+        let over: Vec<_> =
+            self.tasks.iter().filter(|task| task.place == Place::Over).map(|task| task.id).collect();
+        let ended = self.histories.iter().filter(|(_, history)| history.end.is_some()).map(|(id, _)| *id);
+        assert_eq!(ended.collect::<Vec<_>>(), over, "the ends, and what the tasks' records say of them");
+        let apart: Vec<_> = self.tasks.iter().filter(|task| task.place == Place::Aside).cloned().collect();
         assert_eq!(self.metadata.aside, apart, "the long runners, and what the tasks' records say of them");
     }
 }

@@ -1,0 +1,241 @@
+//! `evenhand queue`: how a queue treats its tasks.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args as ClapArgs, Subcommand};
+use evenhand::{QueueSettings, Retries};
+use evenhand_api::rest;
+
+use crate::client::LookArgs;
+use crate::terminal::{Stream, print, print_json};
+use crate::{Done, parse, show};
+
+/// What to do with a queue.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show a queue, how its tasks stand, and its settings
+    #[command(
+        after_help = "Examples:\n  evenhand queue get render\n  evenhand queue get render --json | jq .settings.retry"
+    )]
+    Get(OneArgs),
+    /// Change settings of a queue: what is not named stays as it is
+    Set(SetArgs),
+    /// Start nothing of a queue, or of one key of it, any more; what runs goes on
+    #[command(
+        after_help = "Examples:\n  evenhand queue pause render\n  evenhand queue pause render --key acme"
+    )]
+    Pause(PauseArgs),
+    /// Start tasks of a queue, or of one key of it, again
+    #[command(
+        after_help = "Examples:\n  evenhand queue resume render\n  evenhand queue resume render --key acme"
+    )]
+    Resume(PauseArgs),
+    /// Give a key of a queue a weight, whatever its tasks ask for
+    #[command(
+        after_help = "Examples:\n  evenhand queue weight render acme 3\n  evenhand queue weight render acme none"
+    )]
+    Weight(WeightArgs),
+}
+
+/// One queue.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct OneArgs {
+    /// The queue
+    queue: String,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// A queue, or one key of it.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PauseArgs {
+    /// The queue
+    queue: String,
+    /// This key of it only; an empty one is the key of tasks without one
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+/// A key and its weight.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct WeightArgs {
+    /// The queue
+    queue: String,
+    /// The key
+    key: String,
+    /// 0.001 to 1000; `none` is what its tasks ask for
+    #[arg(value_parser = weight)]
+    weight: f64,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+fn weight(text: &str) -> Result<f64, String> {
+    match text {
+        "none" => Ok(0.0),
+        number => number.parse().map_err(|_| "use a number from 0.001 to 1000, or none".to_string()),
+    }
+}
+
+/// What to change.
+#[derive(Debug, ClapArgs)]
+#[command(
+    group = ArgGroup::new("what").required(true).multiple(true).args([
+        "max_attempts", "backoff", "backoff_factor", "max_backoff", "max_lost", "retention",
+    ]),
+    after_help = "\
+Examples:
+  evenhand queue set render --max-attempts 8 --backoff 1s --max-backoff 10m
+  evenhand queue set render --retention 7d
+  evenhand queue set render --retention 0 --if-version 3
+
+The queue is made if it is new. A task that is submitted with its own retries keeps them."
+)]
+pub(crate) struct SetArgs {
+    /// The queue
+    queue: String,
+    /// How often a task is tried in all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    max_attempts: Option<u32>,
+    /// How long it waits before the second try
+    #[arg(long, value_parser = parse::duration_or_zero, value_name = "TIME")]
+    backoff: Option<Duration>,
+    /// How many times as long it waits before each later one
+    #[arg(long, value_parser = parse::factor, value_name = "FACTOR")]
+    backoff_factor: Option<u32>,
+    /// How long it waits at most
+    #[arg(long, value_parser = parse::duration_or_zero, value_name = "TIME")]
+    max_backoff: Option<Duration>,
+    /// After so many runs that were lost with their workers a task is not tried again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
+    max_lost: Option<u32>,
+    /// How long ends are remembered, with their results; 0 is not at all
+    #[arg(long, value_parser = parse::duration_or_zero, value_name = "TIME")]
+    retention: Option<Duration>,
+    /// Only if the settings still have this version
+    #[arg(long, value_name = "VERSION")]
+    if_version: Option<u64>,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
+pub(crate) async fn run(command: Command) -> Done {
+    match command {
+        Command::Get(args) => get(args).await,
+        Command::Set(args) => set(args).await,
+        Command::Pause(args) => pause(args, true).await,
+        Command::Resume(args) => pause(args, false).await,
+        Command::Weight(args) => set_weight(args).await,
+    }
+}
+
+async fn get(args: OneArgs) -> Done {
+    let queue = rest::QueueDetail::from(args.look.server.client()?.queue(&args.queue, 20).await?);
+    match args.look.json {
+        true => print_json(&queue)?,
+        false => print(show::queue_text(&queue, Stream::Out.width(), Stream::Out.paint()))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn set(args: SetArgs) -> Done {
+    let mut settings = QueueSettings::new();
+    let retries = args.retries();
+    if retries != Retries::new() {
+        settings = settings.retries(retries);
+    }
+    if let Some(retention) = args.retention {
+        settings = settings.retention(retention);
+    }
+    if let Some(version) = args.if_version {
+        settings = settings.if_version(version);
+    }
+    let set = rest::QueueSet::from(args.look.server.client()?.set_queue(&args.queue, settings).await?);
+    match args.look.json {
+        true => print_json(&set)?,
+        false => print(show::settings_text(&args.queue, &set, Stream::Out.width(), Stream::Out.paint()))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl SetArgs {
+    fn retries(&self) -> Retries {
+        Retries::from(evenhand::wire::Retry {
+            max_attempts: self.max_attempts,
+            backoff_ms: self.backoff.map(|time| time.as_millis() as u64),
+            factor_thousandths: self.backoff_factor,
+            max_backoff_ms: self.max_backoff.map(|time| time.as_millis() as u64),
+            max_lost: self.max_lost,
+        })
+    }
+}
+
+async fn set_weight(args: WeightArgs) -> Done {
+    let WeightArgs { queue, key, weight, look } = args;
+    let client = look.server.client()?;
+    client.queue(&queue, 1).await?;
+    client.set_key_weight(&queue, &key, weight).await?;
+    match (look.json, weight == 0.0) {
+        (true, _) => print_json(&serde_json::json!({ "queue": queue, "key": key, "weight": weight }))?,
+        (false, true) => {
+            print(format!("key {key} of queue {queue} has the weight that its tasks ask for\n"))?
+        }
+        (false, false) => print(format!("key {key} of queue {queue} has weight {weight}\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause_key(queue: &str, key: &str, look: &LookArgs, paused: bool) -> Done {
+    let client = look.server.client()?;
+    client.queue(queue, 1).await?;
+    match paused {
+        true => client.pause_key(queue, key).await?,
+        false => client.resume_key(queue, key).await?,
+    }
+    match (look.json, paused) {
+        (true, _) => print_json(&serde_json::json!({ "queue": queue, "key": key, "paused": paused }))?,
+        (false, true) => print(format!("key {key} of queue {queue} is paused; what runs goes on\n"))?,
+        (false, false) => print(format!("key {key} of queue {queue} goes on\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause(args: PauseArgs, paused: bool) -> Done {
+    if let Some(key) = &args.key {
+        return pause_key(&args.queue, key, &args.look, paused).await;
+    }
+    let client = args.look.server.client()?;
+    // A queue that is not there is made by its first task: to pause one is more likely a mistake in its name.
+    client.queue(&args.queue, 1).await?;
+    let settings = QueueSettings::new().paused(paused);
+    let set = rest::QueueSet::from(client.set_queue(&args.queue, settings).await?);
+    match (args.look.json, paused) {
+        (true, _) => print_json(&set)?,
+        (false, true) => print(format!("queue {} is paused; what runs goes on\n", args.queue))?,
+        (false, false) => print(format!("queue {} goes on\n", args.queue))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SetArgs,
+    }
+
+    #[test]
+    fn something_must_be_changed() {
+        let reads = |words: &[&str]| Line::try_parse_from(["set", "render"].iter().chain(words)).is_ok();
+        assert!(reads(&["--retention", "0"]) && reads(&["--backoff", "0", "--max-lost", "3"]));
+        assert!(!reads(&[]) && !reads(&["--if-version", "3"]) && !reads(&["--max-lost", "0"]));
+    }
+}

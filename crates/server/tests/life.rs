@@ -1,0 +1,420 @@
+//! The life of a task as a client sees it over REST, with a worker that is a script and a store in memory.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use evenhand_api::v1::worker_sessions_client::WorkerSessionsClient;
+use evenhand_api::{PROTOCOL, v1};
+use evenhand_core::owner::Settings;
+use evenhand_server::{Config, Server};
+use evenhand_store::Memory;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// A server.
+struct Home {
+    server: Server,
+    addr: SocketAddr,
+}
+
+/// What a run does: how it ends, with which result and error, and when it wants to be tried again. None: it goes on
+/// until it is stopped.
+type Script = fn(&v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)>;
+
+impl Home {
+    async fn new() -> Home {
+        Home::of(Memory::default()).await
+    }
+
+    async fn of(store: Memory) -> Home {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let config = Config { listen, store: "memory".into(), settings: Settings::default() };
+        let server = Server::start(config, store).await.unwrap();
+        let addr = server.addr();
+        Home { server, addr }
+    }
+
+    /// Asks, and gets the status and the JSON.
+    async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        let mut stream = TcpStream::connect(self.addr).await.unwrap();
+        let body = body.map_or_else(String::new, |body| body.to_string());
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
+            self.addr,
+            body.len()
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, serde_json::from_str(body).unwrap_or_else(|_| json!(body)))
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let (status, answer) = self.ask("GET", path, None).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let (status, answer) = self.ask("POST", path, Some(body)).await;
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer
+    }
+
+    /// What is said of a request that is refused: its status and the field that is wrong.
+    async fn refused(&self, method: &str, path: &str, body: Value) -> (u16, String) {
+        let (status, answer) = self.ask(method, path, Some(body)).await;
+        (status, answer["error"]["field"].as_str().unwrap_or_default().into())
+    }
+
+    async fn submit(&self, queue: &str, task: Value) -> String {
+        let answer = self.post(&format!("/v1/queues/{queue}/tasks"), json!({ "tasks": [task] })).await;
+        answer["tasks"][0]["id"].as_str().unwrap().into()
+    }
+
+    async fn task(&self, id: &str) -> Value {
+        self.get(&format!("/v1/tasks/{id}")).await
+    }
+
+    /// Waits until a task stands like this.
+    async fn until(&self, id: &str, state: &str) -> Value {
+        let began = Instant::now();
+        loop {
+            let task = self.task(id).await;
+            if task["state"] == state {
+                return task;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "not {state}: {task}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A worker of all these queues that does what the script says.
+    async fn worker(&self, queues: &[&str], script: Script) -> JoinHandle<()> {
+        let server = tonic::transport::Endpoint::new(format!("http://{}", self.addr)).unwrap();
+        let mut client = WorkerSessionsClient::new(server.connect().await.unwrap());
+        let (up, ups) = mpsc::channel(100);
+        let served = |name: &&str| v1::ServedQueue { queue: (*name).into(), weight_thousandths: 1000 };
+        let hello = v1::Hello {
+            protocol: PROTOCOL,
+            seat: "w1".into(),
+            token: 7,
+            process_life: 1,
+            session: 1,
+            slots: 10,
+            queues: queues.iter().map(served).collect(),
+            ..v1::Hello::default()
+        };
+        up.send(v1::Up { message: Some(v1::up::Message::Hello(hello)) }).await.unwrap();
+        let mut down = client.session(ReceiverStream::new(ups)).await.unwrap().into_inner();
+        tokio::spawn(async move {
+            let (mut number, mut answered) = (0, 0);
+            let mut beats = tokio::time::interval(Duration::from_millis(200));
+            let ended =
+                |run: &v1::Run, (end, result, error, retry_after_ms): (v1::EndKind, &str, &str, _)| {
+                    v1::RunEnded {
+                        run: run.id,
+                        attempt: run.attempt,
+                        end: end.into(),
+                        result: result.as_bytes().to_vec().into(),
+                        error: error.into(),
+                        retry_after_ms,
+                    }
+                };
+            let mut runs: Vec<v1::Run> = Vec::new();
+            loop {
+                let mut news = v1::News::default();
+                tokio::select! {
+                    _ = beats.tick() => {
+                        number += 1;
+                        news.heartbeat = Some(v1::Heartbeat { number, answered, ..v1::Heartbeat::default() });
+                    }
+                    said = down.message() => {
+                        let Ok(Some(said)) = said else { return };
+                        answered = said.answer.map_or(answered, |answer| answer.number);
+                        for start in said.start {
+                            let run = start.run.clone().unwrap();
+                            match script(&start) {
+                                Some(how) => news.ended.push(ended(&run, how)),
+                                None => runs.push(run),
+                            }
+                        }
+                        for id in said.stop {
+                            let stopped = runs.extract_if(.., |run| run.id == Some(id));
+                            let how = (v1::EndKind::Failed, "", "stopped", None);
+                            news.ended.extend(stopped.map(|run| ended(&run, how)));
+                        }
+                    }
+                }
+                if up.send(v1::Up { message: Some(v1::up::Message::News(news)) }).await.is_err() {
+                    return;
+                }
+            }
+        })
+    }
+}
+
+fn succeed(_: &v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)> {
+    Some((v1::EndKind::Succeeded, "done", "", None))
+}
+
+fn hang(_: &v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)> {
+    None
+}
+
+/// Fails twice, says when it wants to be tried again, and succeeds.
+fn third_time(start: &v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)> {
+    match start.run.as_ref().unwrap().attempt {
+        1 => Some((v1::EndKind::Failed, "", "not yet", None)),
+        2 => Some((v1::EndKind::Failed, "", "not now", Some(200))),
+        _ => Some((v1::EndKind::Succeeded, "at last", "", None)),
+    }
+}
+
+fn ids(tasks: &Value) -> Vec<&str> {
+    tasks["tasks"].as_array().unwrap().iter().map(|task| task["id"].as_str().unwrap()).collect()
+}
+
+fn now_ms() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_tried_again_and_its_end_is_remembered() {
+    let home = Home::new().await;
+    let _worker = home.worker(&["q"], third_time).await;
+    let retry = json!({ "max_attempts": 3, "backoff_ms": 50 });
+    let id = home.submit("q", json!({ "text": "hello", "key": "acme", "retry": retry })).await;
+    let task = home.until(&id, "succeeded").await;
+    assert_eq!(
+        (&task["result"], &task["attempt"], &task["max_attempts"]),
+        (&json!("at last"), &json!(3), &json!(3))
+    );
+    assert!(task["ended_ms"].as_u64() >= task["accepted_ms"].as_u64());
+    let tries = task["tries"].as_array().unwrap();
+    let said: Vec<_> =
+        tries.iter().map(|tried| (&tried["attempt"], &tried["end"], &tried["error"])).collect();
+    let none = Value::Null;
+    assert_eq!(
+        said,
+        [
+            (&json!(1), &json!("failed"), &json!("not yet")),
+            (&json!(2), &json!("failed"), &json!("not now")),
+            (&json!(3), &json!("succeeded"), &none),
+        ]
+    );
+    assert_eq!(tries[0]["seat"], "w1");
+    assert!(tries[2]["started_ms"].as_u64().unwrap() >= tries[1]["ended_ms"].as_u64().unwrap() + 200);
+    assert_eq!(home.get(&format!("/v1/tasks/{id}/payload")).await, json!("hello"));
+    assert_eq!(home.get(&format!("/v1/tasks/{id}/result")).await, json!("at last"));
+    // Once more, as another task.
+    let again = home.ask("POST", &format!("/v1/tasks/{id}/replay"), None).await.1["id"].clone();
+    let again = again.as_str().unwrap();
+    let copy = home.until(again, "succeeded").await;
+    assert_eq!((copy["replay_of"].as_str(), copy["key"].as_str()), (Some(id.as_str()), Some("acme")));
+    assert_eq!(home.task(&id).await["replayed_as"], again);
+    assert_eq!(home.ask("POST", "/v1/tasks/0-999/replay", None).await.0, 404);
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_task_waits_for_its_time_and_no_longer() {
+    let home = Home::new().await;
+    let _worker = home.worker(&["q"], succeed).await;
+    // One that is far away and is not wanted any more must not keep the others waiting.
+    let far = home.submit("q", json!({ "delay_ms": 3_600_000 })).await;
+    let task = home.task(&far).await;
+    assert_eq!(task["state"], "scheduled");
+    assert!((3_500_000..3_700_000).contains(&(task["due_ms"].as_u64().unwrap() - now_ms())));
+    assert_eq!(
+        home.ask("DELETE", &format!("/v1/tasks/{far}"), None).await,
+        (200, json!({ "stopping": false }))
+    );
+    assert_eq!(
+        home.ask("DELETE", &format!("/v1/tasks/{far}"), None).await,
+        (200, json!({ "stopping": false }))
+    );
+    assert_eq!(home.task(&far).await["state"], "canceled");
+    let soon = home.submit("q", json!({ "delay_ms": 700 })).await;
+    let due = home.task(&soon).await["due_ms"].as_u64().unwrap();
+    assert!(due <= now_ms() + 900, "due in {} ms", due - now_ms());
+    let task = home.until(&soon, "succeeded").await;
+    assert!(task["tries"][0]["started_ms"].as_u64().unwrap() >= task["accepted_ms"].as_u64().unwrap() + 700);
+    let past = home.submit("q", json!({ "run_at_ms": 1_000 })).await;
+    home.until(&past, "succeeded").await;
+    let both = json!({ "tasks": [{ "run_at_ms": 1, "delay_ms": 1 }] });
+    assert_eq!(home.refused("POST", "/v1/queues/q/tasks", both).await, (400, "tasks[0].delay_ms".into()));
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_started_in_time_expires() {
+    let home = Home::new().await;
+    let id = home.submit("q", json!({ "expires_ms": 300 })).await;
+    assert!(home.task(&id).await["expires_at_ms"].as_u64().unwrap() > now_ms() - 5_000);
+    let _worker = home.worker(&["other"], succeed).await;
+    let task = home.until(&id, "expired").await;
+    assert_eq!(task["tries"], Value::Null);
+    assert_eq!(home.get("/v1/queues/q").await["expired"], 1);
+    assert_eq!(ids(&home.get("/v1/tasks?state=expired").await), [id]);
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_makes_a_task_the_only_one() {
+    let home = Home::new().await;
+    let task = |key: &str| json!({ "unique_key": key, "text": "x" });
+    let tasks = json!({ "tasks": [task("a"), task("b"), task("a"), { "text": "x" }], "request_id": "a" });
+    let answer = home.post("/v1/queues/q/tasks", tasks.clone()).await;
+    let created: Vec<_> =
+        answer["tasks"].as_array().unwrap().iter().map(|task| task["created"].as_bool().unwrap()).collect();
+    assert_eq!(created, [true, true, false, true]);
+    assert_eq!(answer["tasks"][0]["id"], answer["tasks"][2]["id"]);
+    let again = home.post("/v1/queues/q/tasks", tasks).await;
+    assert_eq!(ids(&again), ids(&answer));
+    assert!(again["tasks"].as_array().unwrap().iter().all(|task| task["created"] == false));
+    // In another queue it is another task.
+    let other = home.post("/v1/queues/other/tasks", json!({ "tasks": [task("a")] })).await;
+    assert_eq!(other["tasks"][0]["created"], true);
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_canceled_and_run_again_a_bounded_number_at_a_time() {
+    let home = Home::new().await;
+    for (n, key) in ["acme", "globex"].into_iter().enumerate() {
+        let tasks: Vec<Value> = (0..25).map(|_| json!({ "key": key, "delay_ms": n * 1_000_000 })).collect();
+        home.post("/v1/queues/q/tasks", json!({ "tasks": tasks })).await;
+    }
+    let all = |path: &'static str, filter: Value| {
+        let home = &home;
+        async move {
+            let (mut calls, mut changed, mut made, mut filter) = (0, 0, Vec::new(), filter);
+            loop {
+                let answer = home.post(path, filter.clone()).await;
+                calls += 1;
+                changed += answer["changed"].as_u64().unwrap();
+                made.extend(answer["ids"].as_array().into_iter().flatten().cloned());
+                match answer["cursor"].as_str() {
+                    Some(cursor) => filter["cursor"] = json!(cursor),
+                    None => return (calls, changed, made.len()),
+                }
+            }
+        }
+    };
+    assert_eq!(home.refused("POST", "/v1/tasks/cancel", json!({})).await, (400, "queue".into()));
+    assert_eq!(home.refused("POST", "/v1/tasks/cancel", json!({ "quue": "q" })).await, (400, "quue".into()));
+    assert_eq!(
+        home.refused("POST", "/v1/tasks/replay", json!({ "key": "a", "cursor": "0-1" })).await.1,
+        "cursor"
+    );
+    let (calls, changed, _) = all("/v1/tasks/cancel", json!({ "key": "acme", "limit": 10 })).await;
+    assert!((3..=4).contains(&calls), "{calls}");
+    assert_eq!(changed, 25);
+    assert_eq!(all("/v1/tasks/cancel", json!({ "key": "acme" })).await.1, 0);
+    assert_eq!(all("/v1/tasks/cancel", json!({ "queue": "q", "state": "queued" })).await.1, 0);
+    assert_eq!(ids(&home.get("/v1/tasks?state=canceled&key=acme&limit=1000").await).len(), 25);
+    assert_eq!(ids(&home.get("/v1/tasks?state=scheduled&limit=1000").await).len(), 25);
+    assert_eq!(ids(&home.get("/v1/tasks?queue=q&limit=1000").await).len(), 50);
+    // Those that are run again are run again once.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let (_, changed, made) = all("/v1/tasks/replay", json!({ "queue": "q", "limit": 7 })).await;
+    assert_eq!((changed, made), (25, 25));
+    assert_eq!(all("/v1/tasks/replay", json!({ "queue": "q" })).await.1, 0);
+    assert_eq!(ids(&home.get("/v1/tasks?state=queued&limit=1000").await).len(), 25);
+    // Running ones are told to stop.
+    let _worker = home.worker(&["q"], hang).await;
+    let began = Instant::now();
+    while home.get("/v1/queues/q").await["running"] != 10 {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    home.post("/v1/queues/q/pause", json!({})).await;
+    let stopped = home.post("/v1/tasks/cancel", json!({ "queue": "q", "state": "running" })).await;
+    assert_eq!((&stopped["changed"], &stopped["stopping"]), (&json!(10), &json!(10)));
+    while home.get("/v1/queues/q").await["running"] != 0 {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(home.get("/v1/queues/q").await["canceled"], 35);
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_are_changed_by_one_at_a_time() {
+    let home = Home::new().await;
+    let settings =
+        json!({ "settings": { "retention_ms": 0, "retry": { "max_attempts": 2, "factor": 1.5 } } });
+    let (status, set) = home.ask("PUT", "/v1/queues/q", Some(settings)).await;
+    assert_eq!((status, &set["version"]), (200, &json!(1)));
+    let retry = json!({ "max_attempts": 2, "backoff_ms": 250, "factor": 1.5, "max_backoff_ms": 3_600_000, "max_lost": 3 });
+    assert_eq!(set["settings"], json!({ "retry": retry, "retention_ms": 0, "paused": false }));
+    let stale = json!({ "settings": { "paused": true }, "version": 0 });
+    assert_eq!(home.refused("PUT", "/v1/queues/q", stale).await, (409, "version".into()));
+    let wrong = json!({ "settings": { "paused": true, "retry": { "max_attempts": 0 } } });
+    assert_eq!(home.refused("PUT", "/v1/queues/q", wrong).await, (400, "settings.retry.max_attempts".into()));
+    let wrong = json!({ "settings": { "pause": true } });
+    assert_eq!(home.refused("PUT", "/v1/queues/q", wrong).await, (400, "settings.pause".into()));
+    assert_eq!(home.get("/v1/queues/q").await["paused"], false);
+    let paused = home.post("/v1/queues/q/pause", json!({})).await;
+    assert_eq!((&paused["version"], &paused["settings"]["paused"]), (&json!(2), &json!(true)));
+    // Nothing is started, and nothing is remembered when it ends; but for a moment.
+    let _worker = home.worker(&["q"], succeed).await;
+    let id = home.submit("q", json!({})).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let task = home.task(&id).await;
+    assert_eq!((&task["hold"], &task["max_attempts"]), (&json!("its queue is paused"), &json!(2)));
+    home.post("/v1/queues/q/resume", json!({})).await;
+    let task = home.until(&id, "succeeded").await;
+    assert_eq!(task["result"], "done");
+    assert_eq!(ids(&home.get("/v1/tasks").await), [] as [&str; 0]);
+    assert_eq!(home.get("/v1/queues/q").await["version"], 3);
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attached_task_is_canceled_when_nobody_watches_it() {
+    let home = Home::new().await;
+    let _worker = home.worker(&["q"], hang).await;
+    let alone = home.submit("q", json!({ "attach_ttl_ms": 1_000 })).await;
+    let watched = home.submit("q", json!({ "attach_ttl_ms": 1_000 })).await;
+    let mut watcher = TcpStream::connect(home.addr).await.unwrap();
+    let request = format!("GET /v1/tasks/{watched}/events HTTP/1.1\r\nhost: x\r\n\r\n");
+    watcher.write_all(request.as_bytes()).await.unwrap();
+    home.until(&alone, "canceled").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(home.task(&watched).await["state"], "running");
+    assert_eq!(home.task(&watched).await["attach_ttl_ms"], 1_000);
+    drop(watcher);
+    let left = Instant::now();
+    home.until(&watched, "canceled").await;
+    let took = left.elapsed();
+    assert!((Duration::from_millis(900)..Duration::from_secs(4)).contains(&took), "{took:?}");
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ended_is_known_to_the_next_server() {
+    let store = Memory::default();
+    let home = Home::of(store.clone()).await;
+    let worker = home.worker(&["q"], succeed).await;
+    let id = home.submit("q", json!({ "text": "x" })).await;
+    home.until(&id, "succeeded").await;
+    let later = home.submit("q", json!({ "delay_ms": 1_500 })).await;
+    home.server.stop().await.unwrap();
+    worker.await.unwrap();
+    let home = Home::of(store).await;
+    assert_eq!(home.task(&id).await["result"], "done");
+    assert_eq!(home.task(&later).await["state"], "scheduled");
+    let _worker = home.worker(&["q"], succeed).await;
+    home.until(&later, "succeeded").await;
+    home.server.stop().await.unwrap();
+}

@@ -1,0 +1,663 @@
+//! Values as bytes: what stands behind a key, written and read back. Whatever the bytes are, reading them says
+//! None where they cannot be what we wrote, and never panics.
+//!
+//! What most tasks do not have takes no room: it is announced by a flag, which older formats never set, so that
+//! their values are read by the same code. A charge says whether it is chained only where that is not what older
+//! formats knew it by: that a level ends in the task's id, the seq that it was first placed with.
+
+use std::sync::Arc;
+
+use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::change::{
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord, RequestIds,
+    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+};
+use evenhand_core::life::{Backoff, End, Outcome, Terms};
+use evenhand_core::names::{
+    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, Seat, TaskId,
+};
+use evenhand_core::{Row, Run, Task, bounds};
+
+use super::bytes::{Get, Put};
+
+/// Where a task that has moved is now, and what that changed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Moved {
+    pub(super) place: Place,
+    pub(super) attempt: u16,
+    pub(super) lost: u8,
+    pub(super) charge: Charge,
+}
+
+fn short<T: TryFrom<u64>>(get: &mut Get<'_>) -> Option<T> {
+    T::try_from(get.short()?).ok()
+}
+
+fn put_key(value: &mut Vec<u8>, key: &Key) {
+    value.put_text(key.as_str());
+}
+
+fn key(get: &mut Get<'_>) -> Option<Key> {
+    Key::new(get.text()?).ok()
+}
+
+fn content_type(get: &mut Get<'_>) -> Option<ContentType> {
+    ContentType::new(get.text()?).ok()
+}
+
+fn level(get: &mut Get<'_>) -> Option<Level> {
+    Some(Level::from_bytes(get.take(16)?.try_into().ok()?))
+}
+
+fn vtime(get: &mut Get<'_>) -> Option<VTime> {
+    get.u128().map(VTime::from_bits)
+}
+
+fn put_lane_id(value: &mut Vec<u8>, lane: LaneId) {
+    value.put_short(lane.queue.0.into());
+    value.put_u8(lane.priority.0);
+    value.put_u8(lane.class.0);
+}
+
+fn lane_id(get: &mut Get<'_>) -> Option<LaneId> {
+    let queue = QueueId(short(get)?);
+    Some(LaneId { queue, priority: Priority(get.u8()?), class: Class(get.u8()?) })
+}
+
+/// Stands above every weight: the charge is chained though its level does not end in the task's id, or is not
+/// though it does.
+const CONTRARY: u32 = 1 << 20;
+
+fn put_charge(value: &mut Vec<u8>, charge: Charge, level: Level, task: TaskId) {
+    value.put_short(charge.cost.thousandths().into());
+    let contrary = if charge.chained == (level.seq() == task.0) { 0 } else { CONTRARY };
+    value.put_short(u64::from(charge.weight.thousandths() | contrary));
+}
+
+fn charge(get: &mut Get<'_>, level: Level, task: TaskId) -> Option<Charge> {
+    let cost = Cost::new(short(get)?).ok()?;
+    let weight: u32 = short(get)?;
+    let chained = (level.seq() == task.0) != (weight & CONTRARY != 0);
+    Some(Charge { cost, weight: Weight::from_thousandths(weight & !CONTRARY)?, chained })
+}
+
+/// Stands above every number of tries: there is more, and a byte that says what.
+const MORE: u32 = 1 << 16;
+const HAS_LOST: u8 = 1;
+const HAS_TERMS: u8 = 2;
+const HAS_BACKOFF: u8 = 4;
+const HAS_EXPIRY: u8 = 8;
+const HAS_ATTACH: u8 = 16;
+
+/// A task's tries, and what it asked for beyond the ordinary.
+struct Tries {
+    attempt: u16,
+    max_attempts: u16,
+    lost: u8,
+    terms: Option<Arc<Terms>>,
+}
+
+fn put_tries(value: &mut Vec<u8>, attempt: u16, max_attempts: u16, lost: u8, terms: Option<&Terms>) {
+    value.put_short(attempt.into());
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let more = flag(lost > 0, HAS_LOST)
+        | flag(terms.is_some(), HAS_TERMS)
+        | flag(terms.is_some_and(|terms| terms.backoff.is_some()), HAS_BACKOFF)
+        | flag(terms.is_some_and(|terms| terms.expires.is_some()), HAS_EXPIRY)
+        | flag(terms.is_some_and(|terms| terms.attach_ms > 0), HAS_ATTACH);
+    if more == 0 {
+        return value.put_short(max_attempts.into());
+    }
+    value.put_short(u64::from(u32::from(max_attempts) | MORE));
+    value.put_u8(more);
+    if lost > 0 {
+        value.put_u8(lost);
+    }
+    let Some(terms) = terms else { return };
+    if let Some(backoff) = terms.backoff {
+        put_backoff(value, backoff);
+    }
+    if let Some(expires) = terms.expires {
+        value.put_short(expires.0);
+    }
+    if terms.attach_ms > 0 {
+        value.put_short(terms.attach_ms);
+    }
+}
+
+fn tries(get: &mut Get<'_>) -> Option<Tries> {
+    let attempt = short(get)?;
+    let max: u32 = short(get)?;
+    let max_attempts = u16::try_from(max & !MORE).ok()?;
+    let more = if max & MORE == 0 { 0 } else { get.u8()? };
+    if more & !(HAS_LOST | HAS_TERMS | HAS_BACKOFF | HAS_EXPIRY | HAS_ATTACH) != 0 {
+        return None;
+    }
+    let has = |flag: u8| more & flag != 0;
+    let lost = if has(HAS_LOST) { get.u8()? } else { 0 };
+    let asked = Terms {
+        backoff: if has(HAS_BACKOFF) { Some(backoff(get)?) } else { None },
+        expires: if has(HAS_EXPIRY) { Some(Millis(get.short()?)) } else { None },
+        attach_ms: if has(HAS_ATTACH) { get.short()? } else { 0 },
+    };
+    let terms = has(HAS_TERMS).then(|| Arc::new(asked));
+    Some(Tries { attempt, max_attempts, lost, terms })
+}
+
+fn put_backoff(value: &mut Vec<u8>, backoff: Backoff) {
+    value.put_short(backoff.first_ms);
+    value.put_short(backoff.factor.into());
+    value.put_short(backoff.max_ms);
+}
+
+fn backoff(get: &mut Get<'_>) -> Option<Backoff> {
+    Some(Backoff { first_ms: get.short()?, factor: short(get)?, max_ms: get.short()? })
+}
+
+/// A row, whose level is in its key.
+pub(super) fn put_row(value: &mut Vec<u8>, row: &Row) {
+    value.put_short(row.task.0);
+    put_key(value, &row.key);
+    put_charge(value, row.charge, row.level, row.task);
+    put_tries(value, row.attempt, row.max_attempts, row.lost, row.terms.as_deref());
+}
+
+pub(super) fn row(at: Level, value: &[u8]) -> Option<Row> {
+    get_row(at, &mut Get::new(value))
+}
+
+fn get_row(at: Level, get: &mut Get<'_>) -> Option<Row> {
+    let task = TaskId(get.short()?);
+    let (key, charge) = (key(get)?, charge(get, at, task)?);
+    let Tries { attempt, max_attempts, lost, terms } = tries(get)?;
+    Some(Row { level: at, task, key, charge, attempt, max_attempts, lost, terms })
+}
+
+const DUE: u8 = 0;
+const EXPIRE: u8 = 1;
+const DETACH: u8 = 2;
+const FORGET: u8 = 3;
+
+/// A timer for a task's row: a delay or a backoff.
+pub(super) fn put_due(value: &mut Vec<u8>, lane: LaneId, row: &Row) {
+    value.put_u8(DUE);
+    put_lane_id(value, lane);
+    put_row(value, row);
+}
+
+/// A timer, whose level is in its key.
+pub(super) fn put_timer(value: &mut Vec<u8>, timer: &TimerRow) {
+    match &timer.what {
+        Timed::Due(lane, row) => put_due(value, *lane, row),
+        Timed::Expire => {
+            value.put_u8(EXPIRE);
+            value.put_short(timer.task.0);
+        }
+        Timed::Detach => {
+            value.put_u8(DETACH);
+            value.put_short(timer.task.0);
+        }
+        Timed::Forget { tries } => {
+            value.put_u8(FORGET);
+            value.put_short(timer.task.0);
+            value.put_short((*tries).into());
+        }
+    }
+}
+
+pub(super) fn timer(at: Level, value: &[u8]) -> Option<TimerRow> {
+    let get = &mut Get::new(value);
+    let kind = get.u8()?;
+    if kind == DUE {
+        let lane = lane_id(get)?;
+        let row = get_row(at, get)?;
+        return Some(TimerRow { at, task: row.task, what: Timed::Due(lane, row) });
+    }
+    let task = TaskId(get.short()?);
+    let what = match kind {
+        EXPIRE => Timed::Expire,
+        DETACH => Timed::Detach,
+        FORGET => Timed::Forget { tries: short(get)? },
+        _ => return None,
+    };
+    Some(TimerRow { at, task, what })
+}
+
+/// What a task's record has beside the rest.
+const HAS_LEVEL: u8 = 1;
+const HAS_DURATION: u8 = 2;
+const HAS_CONTENT_TYPE: u8 = 4;
+/// Its level is one of the timers.
+const IN_TIMERS: u8 = 8;
+const HAS_REPLAY: u8 = 16;
+/// Its level is one of its key's shelf.
+const IS_PARKED: u8 = 32;
+
+pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
+    put_lane_id(value, task.lane);
+    let (placed, level) = match task.place {
+        Place::Lane(level) => (HAS_LEVEL, level),
+        Place::Timer(level) => (HAS_LEVEL | IN_TIMERS, level),
+        Place::Parked(level) => (HAS_LEVEL | IS_PARKED, level),
+        Place::Aside | Place::Over => (0, Level::ZERO),
+    };
+    let timed = if task.max_duration_ms > 0 { HAS_DURATION } else { 0 };
+    let content_type = task.content_type.as_str();
+    let typed = if content_type.is_empty() { 0 } else { HAS_CONTENT_TYPE };
+    let again = if task.replay_of.is_some() { HAS_REPLAY } else { 0 };
+    value.put_u8(placed | timed | typed | again);
+    if placed > 0 {
+        value.put(&level.to_bytes());
+    }
+    put_key(value, &task.key);
+    put_charge(value, task.charge, level, task.id);
+    put_tries(value, task.attempt, task.max_attempts, task.lost, task.terms.as_deref());
+    value.put_short(task.accepted.0);
+    if timed > 0 {
+        value.put_short(task.max_duration_ms);
+    }
+    if typed > 0 {
+        value.put_text(content_type);
+    }
+    if let Some(of) = task.replay_of {
+        value.put_short(of.0);
+    }
+    value.put(&task.payload);
+}
+
+pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
+    let get = &mut Get::new(value);
+    let lane = lane_id(get)?;
+    let has = get.u8()?;
+    if has & !(HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE | IN_TIMERS | HAS_REPLAY | IS_PARKED) != 0 {
+        return None;
+    }
+    let at = if has & HAS_LEVEL != 0 { Some(level(get)?) } else { None };
+    let place = match (at, has & IN_TIMERS != 0, has & IS_PARKED != 0) {
+        (Some(level), false, false) => Place::Lane(level),
+        (Some(level), true, false) => Place::Timer(level),
+        (Some(level), false, true) => Place::Parked(level),
+        (None, false, false) => Place::Aside,
+        (Some(_), true, true) | (None, true, _) | (None, false, true) => return None,
+    };
+    let level = at.unwrap_or(Level::ZERO);
+    let (key, charge) = (key(get)?, charge(get, level, id)?);
+    let Tries { attempt, max_attempts, lost, terms } = tries(get)?;
+    Some(Task {
+        id,
+        lane,
+        place,
+        key,
+        charge,
+        attempt,
+        max_attempts,
+        lost,
+        terms,
+        accepted: Millis(get.short()?),
+        max_duration_ms: if has & HAS_DURATION > 0 { get.short()? } else { 0 },
+        content_type: if has & HAS_CONTENT_TYPE > 0 { content_type(get)? } else { ContentType::default() },
+        replay_of: if has & HAS_REPLAY > 0 { Some(TaskId(get.short()?)) } else { None },
+        payload: value.get(get.at()..)?.into(),
+    })
+}
+
+/// Stand above the attempt of a task that has moved: not to a level of its lane, but there; both, to its key's
+/// shelf.
+const TO_TIMERS: u32 = 1 << 16;
+const TO_ASIDE: u32 = 1 << 17;
+/// Runs of it were lost.
+const MOVED_LOST: u32 = 1 << 18;
+
+pub(super) fn put_moved(value: &mut Vec<u8>, to: Place, row: &Row) {
+    let (flags, level) = match to {
+        Place::Lane(level) => (0, level),
+        Place::Timer(level) => (TO_TIMERS, level),
+        Place::Parked(level) => (TO_TIMERS | TO_ASIDE, level),
+        Place::Aside | Place::Over => (TO_ASIDE, Level::ZERO),
+    };
+    let lost = if row.lost > 0 { MOVED_LOST } else { 0 };
+    value.put(&level.to_bytes());
+    value.put_short(u64::from(u32::from(row.attempt) | flags | lost));
+    put_charge(value, row.charge, level, row.task);
+    if lost > 0 {
+        value.put_u8(row.lost);
+    }
+}
+
+pub(super) fn moved(task: TaskId, value: &[u8]) -> Option<Moved> {
+    let get = &mut Get::new(value);
+    let level = level(get)?;
+    let attempt: u32 = short(get)?;
+    let place = match (attempt & TO_TIMERS != 0, attempt & TO_ASIDE != 0) {
+        (false, false) => Place::Lane(level),
+        (true, false) => Place::Timer(level),
+        (false, true) => Place::Aside,
+        (true, true) => Place::Parked(level),
+    };
+    let charge = charge(get, level, task)?;
+    let lost = if attempt & MOVED_LOST != 0 { get.u8()? } else { 0 };
+    let attempt = u16::try_from(attempt & !(TO_TIMERS | TO_ASIDE | MOVED_LOST)).ok()?;
+    Some(Moved { place, attempt, lost, charge })
+}
+
+fn put_outcome(value: &mut Vec<u8>, outcome: Outcome) {
+    value.put_u8(match outcome {
+        Outcome::Succeeded => 0,
+        Outcome::Failed => 1,
+        Outcome::Canceled => 2,
+        Outcome::Expired => 3,
+    });
+}
+
+fn outcome(get: &mut Get<'_>) -> Option<Outcome> {
+    match get.u8()? {
+        0 => Some(Outcome::Succeeded),
+        1 => Some(Outcome::Failed),
+        2 => Some(Outcome::Canceled),
+        3 => Some(Outcome::Expired),
+        _ => None,
+    }
+}
+
+fn end(get: &mut Get<'_>) -> Option<End> {
+    match get.u8()? {
+        0 => Some(End::Succeeded),
+        1 => Some(End::Failed),
+        2 => Some(End::FailedForGood),
+        3 => Some(End::Lost),
+        _ => None,
+    }
+}
+
+/// A try; its attempt is written too, because that of an end has no key of its own.
+pub(super) fn put_try(value: &mut Vec<u8>, tried: &Try) {
+    value.put_short(tried.attempt.into());
+    // No seat has an empty name.
+    value.put_text(tried.seat.as_ref().map_or("", |seat| seat.as_str()));
+    value.put_short(tried.started.0);
+    value.put_short(tried.ended.0);
+    value.put_u8(match tried.end {
+        End::Succeeded => 0,
+        End::Failed => 1,
+        End::FailedForGood => 2,
+        End::Lost => 3,
+    });
+    value.put_short(tried.error.len() as u64);
+    value.put(tried.error.as_bytes());
+}
+
+pub(super) fn tried(value: &[u8]) -> Option<Try> {
+    get_try(&mut Get::new(value))
+}
+
+fn get_try(get: &mut Get<'_>) -> Option<Try> {
+    let attempt = short(get)?;
+    let seat = match get.text()? {
+        "" => None,
+        name => Some(Seat::new(name).ok()?),
+    };
+    let (started, ended) = (Millis(get.short()?), Millis(get.short()?));
+    let end = end(get)?;
+    let bytes = short(get)?;
+    let error = std::str::from_utf8(get.take(bytes)?).ok()?.into();
+    Some(Try { attempt, seat, started, ended, end, error })
+}
+
+/// How a task of a lane ended.
+pub(super) fn put_end(value: &mut Vec<u8>, lane: LaneId, end: &EndRecord) {
+    put_lane_id(value, lane);
+    put_key(value, &end.key);
+    put_outcome(value, end.outcome);
+    value.put_short(end.at.0);
+    match &end.last {
+        Some(last) => {
+            value.put_u8(1);
+            put_try(value, last);
+        }
+        None => value.put_u8(0),
+    }
+    value.put(&end.result);
+}
+
+/// The lane of a task that has ended.
+pub(super) fn lane_of_end(value: &[u8]) -> Option<LaneId> {
+    lane_id(&mut Get::new(value))
+}
+
+pub(super) fn end_record(value: &[u8]) -> Option<EndRecord> {
+    let get = &mut Get::new(value);
+    lane_id(get)?;
+    let key = key(get)?;
+    let outcome = outcome(get)?;
+    let at = Millis(get.short()?);
+    let last = match get.u8()? {
+        0 => None,
+        1 => Some(get_try(get)?),
+        _ => return None,
+    };
+    Some(EndRecord { key, outcome, at, last, result: value.get(get.at()..)?.into() })
+}
+
+pub(super) fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
+    value.put_u64(record.token);
+    value.put_short(record.life.process);
+    value.put_short(record.life.rejoin.into());
+    value.put_short(record.wait_ms);
+    value.put_short(record.running.len() as u64);
+    for run in &record.running {
+        value.put_short(run.task.0);
+        put_lane_id(value, run.lane);
+        value.put(&run.level.to_bytes());
+        put_key(value, &run.key);
+        put_charge(value, run.charge, run.level, run.task);
+        put_tries(value, run.attempt, run.max_attempts, run.lost, run.terms.as_deref());
+        value.put_short(run.fence.epoch.0);
+        value.put_short(run.fence.dispatch);
+        value.put_short(run.started.0);
+    }
+}
+
+pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
+    let get = &mut Get::new(value);
+    let token = get.u64()?;
+    let life = Life { process: get.short()?, rejoin: short(get)? };
+    let wait_ms = get.short()?;
+    let runs = get.short()?;
+    let mut running = Vec::new();
+    for _ in 0..runs {
+        let task = TaskId(get.short()?);
+        let lane = lane_id(get)?;
+        let level = level(get)?;
+        let key = key(get)?;
+        let charge = charge(get, level, task)?;
+        let Tries { attempt, max_attempts, lost, terms } = tries(get)?;
+        let fence = Fence { epoch: Epoch(get.short()?), dispatch: get.short()? };
+        let started = Millis(get.short()?);
+        running.push(Run {
+            task,
+            lane,
+            level,
+            key,
+            charge,
+            attempt,
+            max_attempts,
+            lost,
+            terms,
+            fence,
+            started,
+        });
+    }
+    Some(MemberRecord { token, life, wait_ms, running })
+}
+
+pub(super) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
+    value.put_u128(record.finish.to_bits());
+    value.put_u128(record.due.to_bits());
+    value.put_u32(record.rows);
+    value.put_u32(record.chained);
+    value.put_u32(record.weight.thousandths());
+    if record.refund > VTime::ZERO {
+        value.put_u128(record.refund.to_bits());
+    }
+}
+
+pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {
+    value.put_u8(record.paused.into());
+    value.put_short(record.rows);
+    value.put(&record.shelf.ack.to_bytes());
+    value.put(&record.shelf.max.to_bytes());
+}
+
+pub(super) fn parked(value: &[u8]) -> Option<ParkedRecord> {
+    let get = &mut Get::new(value);
+    let (paused, rows) = (get.u8()? != 0, get.short()?);
+    Some(ParkedRecord { paused, rows, shelf: ShelfRecord { ack: level(get)?, max: level(get)? } })
+}
+
+/// A parked row, whose level is in its key.
+pub(super) fn parked_row(at: Level, value: &[u8]) -> Option<ParkedRow> {
+    match timer(at, value)?.what {
+        Timed::Due(lane, row) => Some(ParkedRow { lane, row }),
+        Timed::Expire | Timed::Detach | Timed::Forget { .. } => None,
+    }
+}
+
+pub(super) fn key_record(value: &[u8]) -> Option<KeyRecord> {
+    let get = &mut Get::new(value);
+    Some(KeyRecord {
+        finish: vtime(get)?,
+        due: vtime(get)?,
+        rows: get.u32()?,
+        chained: get.u32()?,
+        weight: Weight::from_thousandths(get.u32()?)?,
+        refund: if get.is_done() { VTime::ZERO } else { vtime(get)? },
+    })
+}
+
+pub(super) fn put_lane(value: &mut Vec<u8>, record: &LaneRecord) {
+    value.put(&record.ack.to_bytes());
+    value.put(&record.max.to_bytes());
+    value.put_u128(record.vtime.to_bits());
+    value.put_u128(record.turn.to_bits());
+}
+
+pub(super) fn lane(value: &[u8]) -> Option<LaneRecord> {
+    let get = &mut Get::new(value);
+    Some(LaneRecord { ack: level(get)?, max: level(get)?, vtime: vtime(get)?, turn: vtime(get)? })
+}
+
+/// The ack level of a lane's record.
+pub(super) fn ack(value: &[u8]) -> Option<Level> {
+    level(&mut Get::new(value))
+}
+
+pub(super) fn put_queue(value: &mut Vec<u8>, record: &QueueRecord) {
+    value.put_text(record.name.as_str());
+    let Totals { accepted, succeeded, failed, canceled, expired, scheduled } = record.totals;
+    for count in [accepted, succeeded, failed, canceled, expired, scheduled] {
+        value.put_u64(count);
+    }
+}
+
+pub(super) fn queue(value: &[u8]) -> Option<QueueRecord> {
+    let get = &mut Get::new(value);
+    let name = QueueName::new(get.text()?).ok()?;
+    let mut totals = Totals {
+        accepted: get.u64()?,
+        succeeded: get.u64()?,
+        failed: get.u64()?,
+        canceled: get.u64()?,
+        ..Totals::default()
+    };
+    // Formats 1 and 2 end here.
+    if !get.is_done() {
+        (totals.expired, totals.scheduled) = (get.u64()?, get.u64()?);
+    }
+    Some(QueueRecord { name, totals })
+}
+
+pub(super) fn weight(value: &[u8]) -> Option<Weight> {
+    Weight::from_thousandths(Get::new(value).u32()?)
+}
+
+pub(super) fn put_settings(value: &mut Vec<u8>, record: &SettingsRecord) {
+    let Settings { max_attempts, backoff, max_lost, retention_ms, share, paused } = record.settings;
+    value.put_short(record.version);
+    value.put_short(max_attempts.into());
+    put_backoff(value, backoff);
+    value.put_u8(max_lost);
+    value.put_short(retention_ms);
+    value.put_u8(match share {
+        Share::Tasks => 0,
+        Share::Time => 1,
+    });
+    value.put_u8(paused.into());
+}
+
+pub(super) fn settings(value: &[u8]) -> Option<SettingsRecord> {
+    let get = &mut Get::new(value);
+    let version = get.short()?;
+    let settings = Settings {
+        max_attempts: short(get)?,
+        backoff: backoff(get)?,
+        max_lost: get.u8()?,
+        retention_ms: get.short()?,
+        share: match get.u8()? {
+            0 => Share::Tasks,
+            1 => Share::Time,
+            _ => return None,
+        },
+        paused: match get.u8()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        },
+    };
+    Some(SettingsRecord { version, settings })
+}
+
+const RANGE: u8 = 0;
+const LIST: u8 = 1;
+
+/// A request. What its ids are comes last: format 2 knew ranges alone, and did not say.
+pub(super) fn put_request(value: &mut Vec<u8>, record: &RequestRecord) {
+    value.put_short(record.until.0);
+    match &record.ids {
+        RequestIds::Range { first, tasks } => {
+            value.put_short(first.0);
+            value.put_short((*tasks).into());
+            value.put_u8(RANGE);
+        }
+        RequestIds::List(ids) => {
+            value.put_short(0);
+            value.put_short(ids.len() as u64);
+            value.put_u8(LIST);
+            ids.iter().for_each(|id| value.put_short(id.0));
+        }
+    }
+}
+
+pub(super) fn request(value: &[u8]) -> Option<RequestRecord> {
+    let get = &mut Get::new(value);
+    let (time, first, tasks) = (get.short()?, TaskId(get.short()?), short::<u32>(get)?);
+    first.0.checked_add(tasks.into())?; // whoever lists them may add
+    if get.is_done() {
+        // Format 2 saved when it came.
+        let until = Millis(time.saturating_add(bounds::REQUEST_MS));
+        return Some(RequestRecord { until, ids: RequestIds::Range { first, tasks } });
+    }
+    let ids = match get.u8()? {
+        RANGE => RequestIds::Range { first, tasks },
+        LIST => RequestIds::List((0..tasks).map(|_| get.short().map(TaskId)).collect::<Option<_>>()?),
+        _ => return None,
+    };
+    Some(RequestRecord { until: Millis(time), ids })
+}
+
+pub(super) fn epoch(value: &[u8]) -> Option<Epoch> {
+    number(value).map(Epoch)
+}
+
+pub(super) fn number(value: &[u8]) -> Option<u64> {
+    Get::new(value).u64()
+}
