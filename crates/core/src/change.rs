@@ -279,6 +279,13 @@ pub struct Row {
     pub terms: Option<Arc<Terms>>,
 }
 
+impl Row {
+    /// After this no run of its task is started, if there is such a time.
+    pub(crate) fn expires(&self) -> Option<Millis> {
+        self.terms.as_ref().and_then(|terms| terms.expires)
+    }
+}
+
 /// A timer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimerRow {

@@ -23,6 +23,11 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
     timers(shard)?;
     for ((_, key), parked) in &shard.parked {
         parked.shelf.check().map_err(|what| format!("parked rows of key {key}: {what}"))?;
+        let window = &parked.shelf.window;
+        let read = window.is_reading() || parked.shelf.read_retry.is_some();
+        ensure(parked.paused || !shard.may_start() || !window.is_unread() || read, || {
+            format!("key {key} may run again, and no read of its parked rows is on its way")
+        })?;
         ensure(parked.paused || parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
     }
     let aside = shard.unreported_aside();

@@ -1,9 +1,8 @@
 //! A lane: one ordered backlog, its places and the window onto it.
 
-use std::collections::VecDeque;
-
 use super::keys::KeyIx;
 use super::level::Level;
+use super::pins::Pins;
 use super::places::{Charge, Places};
 use super::vtime::{Pass, VTime};
 use super::window::{Entry, Running, Window};
@@ -19,7 +18,7 @@ pub(crate) struct Lane {
     pub(crate) places: Places,
     pub(crate) window: Window,
     /// Per commit that is not durable yet, the lowest level it writes here: A stays below.
-    pins: VecDeque<(CommitId, Level)>,
+    pins: Pins,
     /// Ends so far. Many of them since a row started that holds A back, and that row is set aside.
     ends: u64,
     /// When the next try of a failed read is due.
@@ -43,7 +42,7 @@ impl Lane {
             id,
             places: Places::restore(record.vtime, seed, canary),
             window: Window::restore(record.ack, record.max, bounds.window_rows, canary),
-            pins: VecDeque::new(),
+            pins: Pins::default(),
             ends: 0,
             read_retry: None,
             read_failures: 0,
@@ -64,22 +63,17 @@ impl Lane {
     /// A level was chosen for a row that `commit` will write.
     pub(crate) fn chosen(&mut self, level: Level, commit: CommitId) {
         self.window.chosen(level);
-        match self.pins.back_mut() {
-            Some((last, lowest)) if *last == commit => *lowest = (*lowest).min(level),
-            _ => self.pins.push_back((commit, level)),
-        }
+        self.pins.chosen(level, commit);
     }
 
     /// The lowest level that is chosen but not merged yet.
     pub(crate) fn pin(&self) -> Option<Level> {
-        self.pins.iter().map(|&(_, level)| level).min()
+        self.pins.lowest()
     }
 
     /// All rows up to this commit are durable and merged.
     pub(crate) fn unpin(&mut self, commit: CommitId) {
-        while self.pins.front().is_some_and(|&(c, _)| c <= commit) {
-            self.pins.pop_front();
-        }
+        self.pins.unpin(commit);
         self.advance();
     }
 

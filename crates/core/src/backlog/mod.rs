@@ -8,6 +8,7 @@
 mod keys;
 pub(crate) mod lane;
 mod level;
+mod pins;
 mod places;
 #[cfg(test)]
 mod plan_one;

@@ -2,9 +2,8 @@
 //! may not run stand on another, in the order in which they were put there. Memory holds a window of it, as of a
 //! lane, and the store all of it.
 
-use std::collections::VecDeque;
-
 use super::level::Level;
+use super::pins::Pins;
 use super::window::Window;
 use crate::canary::{Bug, Canary};
 use crate::change::ShelfRecord;
@@ -15,7 +14,7 @@ use crate::names::{CommitId, Millis};
 pub(crate) struct Shelf<E> {
     pub(crate) window: Window<E>,
     /// Per commit that is not durable yet, the lowest level that it writes: A stays below.
-    pins: VecDeque<(CommitId, Level)>,
+    pins: Pins,
     /// When the next try of a failed read is due.
     pub(crate) read_retry: Option<Millis>,
     pub(crate) read_failures: u32,
@@ -28,7 +27,7 @@ impl<E> Shelf<E> {
     pub(crate) fn restore(record: &ShelfRecord, bound: usize, canary: Canary) -> Shelf<E> {
         Shelf {
             window: Window::restore(record.ack, record.max, bound, canary),
-            pins: VecDeque::new(),
+            pins: Pins::default(),
             read_retry: None,
             read_failures: 0,
             open_from: None,
@@ -43,22 +42,17 @@ impl<E> Shelf<E> {
     /// A row was given this level, and `commit` will write it.
     pub(crate) fn chosen(&mut self, level: Level, commit: CommitId) {
         self.window.chosen(level);
-        match self.pins.back_mut() {
-            Some((last, lowest)) if *last == commit => *lowest = (*lowest).min(level),
-            _ => self.pins.push_back((commit, level)),
-        }
+        self.pins.chosen(level, commit);
     }
 
     /// The lowest level that is chosen but not merged yet.
     pub(crate) fn pin(&self) -> Option<Level> {
-        self.pins.iter().map(|&(_, level)| level).min()
+        self.pins.lowest()
     }
 
     /// All rows up to this commit are durable and merged.
     pub(crate) fn unpin(&mut self, commit: CommitId) {
-        while self.pins.front().is_some_and(|&(c, _)| c <= commit) {
-            self.pins.pop_front();
-        }
+        self.pins.unpin(commit);
         self.advance();
     }
 

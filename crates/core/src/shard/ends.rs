@@ -185,7 +185,7 @@ impl Shard {
         let asked = ending.retry_after_ms.map(|ms| ms.min(bounds::BACKOFF_MS));
         let wait_ms = asked.unwrap_or_else(|| backoff.wait_ms(row.task, row.attempt));
         let due = self.now.plus(wait_ms);
-        let expires = row.terms.as_ref().and_then(|terms| terms.expires);
+        let expires = row.expires();
         let tries = Tries {
             attempt: row.attempt,
             max_attempts: row.max_attempts,
@@ -232,7 +232,7 @@ impl Shard {
         }
         let Some(live) = self.take_run(worker, task, fence) else { return };
         let run = &live.run;
-        if run.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= self.now) {
+        if row_of(run).expires().is_some_and(|expires| expires <= self.now) {
             // Its timer has come and gone while it ran, as it seemed.
             let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
             if let (Some(key), Some(ix)) = (live.in_lane, self.lane_of(run.lane)) {

@@ -63,10 +63,14 @@ impl Shard {
     /// Chooses a timer's level, and has it join the others when it is durable.
     fn new_timer(&mut self, due: Millis, task: TaskId, what: &Timed, seq: u64) -> Level {
         let at = self.timers.level(due, what, seq);
-        self.timers.shelf.chosen(at, self.batch.id);
-        self.batch.timers.push((at, task, what.clone()));
-        self.dirty_timers = true;
+        self.join_timers(at, task, what.clone());
         at
+    }
+
+    fn join_timers(&mut self, at: Level, task: TaskId, what: Timed) {
+        self.timers.shelf.chosen(at, self.batch.id);
+        self.batch.timers.push((at, task, what));
+        self.dirty_timers = true;
     }
 
     /// A timer was handled, or is not needed any more, and its row is gone with what comes of it.
@@ -86,9 +90,7 @@ impl Shard {
         self.queues[lane.queue.0 as usize].record.totals.scheduled += 1;
         self.dirty_queues.insert(lane.queue);
         row.level = self.timers.level(due, &Timed::Due(lane, row.clone()), seq);
-        self.timers.shelf.chosen(row.level, self.batch.id);
-        self.batch.timers.push((row.level, row.task, Timed::Due(lane, row.clone())));
-        self.dirty_timers = true;
+        self.join_timers(row.level, row.task, Timed::Due(lane, row.clone()));
         row
     }
 
@@ -108,7 +110,7 @@ impl Shard {
         }
         self.unschedule(lane, at);
         self.task_changed(row.task);
-        if row.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= self.now) {
+        if row.expires().is_some_and(|expires| expires <= self.now) {
             return self.finish(Over::of_row(&row, lane, Place::Timer(at), Outcome::Expired), effects);
         }
         let (task, key) = (row.task, row.key.clone());
@@ -248,7 +250,7 @@ impl Over {
             from,
             attempt: row.attempt,
             max_attempts: row.max_attempts,
-            expires: row.terms.as_ref().and_then(|terms| terms.expires),
+            expires: row.expires(),
             outcome,
             last: None,
             result: [].into(),
