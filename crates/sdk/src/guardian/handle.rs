@@ -256,8 +256,9 @@ async fn read_reports(
             }
         }
     }
-    let _ = gone.wait_for(|&gone| gone).await;
-    if !shared.shutdown.load(Ordering::Relaxed) {
+    // Without the watcher's word nobody knows what runs. Then there is only the end of all events.
+    let known = gone.wait_for(|&gone| gone).await.is_ok();
+    if known && !shared.shutdown.load(Ordering::Relaxed) {
         let _ = events.send(Event::Gone).await;
     }
 }

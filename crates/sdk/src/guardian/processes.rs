@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpgid, getsid, kill_process, kill_process_group,
-    pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open,
+    pidfd_send_signal, waitid,
 };
 
 use super::Outcome;
@@ -110,12 +110,17 @@ impl Stat {
     fn number(&self, field: usize) -> Option<u64> {
         self.field(field)?.parse().ok()
     }
+
+    /// None also for a process that is out of our sight, which the kernel calls 0.
+    fn pid(&self, field: usize) -> Option<Pid> {
+        Pid::from_raw(self.field(field)?.parse().ok()?)
+    }
 }
 
 /// Whether a process is the child of another. One that has ended is not; one that cannot be seen is an error.
 fn is_child(pid: Pid, parent: Pid) -> io::Result<bool> {
     match Stat::read(pid) {
-        Ok(stat) => Ok(stat.number(4) == Some(number(parent).into())),
+        Ok(stat) => Ok(stat.pid(4) == Some(parent)),
         Err(error) if gone(&error) => Ok(false),
         Err(error) => Err(error),
     }
@@ -126,14 +131,14 @@ pub(super) fn started_at(pid: Pid) -> Option<u64> {
     Stat::read(pid).ok()?.number(22)
 }
 
-/// The process group of a process.
+/// The process group of a process. None if it was made outside of our container.
 pub(super) fn group_of(pid: Pid) -> Option<Pid> {
-    getpgid(Some(pid)).ok()
+    Stat::read(pid).ok()?.pid(5)
 }
 
-/// The session of a process.
+/// The session of a process. None if it was made outside of our container.
 pub(super) fn session_of(pid: Pid) -> Option<Pid> {
-    getsid(Some(pid)).ok()
+    Stat::read(pid).ok()?.pid(6)
 }
 
 /// The run's marker that a process was started with. None also if it is dead, is not ours to look at, or is in

@@ -69,8 +69,22 @@ async fn what_a_killed_guardian_ran_in_cgroups_is_dead_before_the_worker_knows()
     guardian_killed(true).await;
 }
 
+/// As in a container whose first process began no session: its own is out of sight there, and has no number.
+#[test]
+fn what_a_killed_guardian_ran_dies_also_where_the_session_is_out_of_sight() {
+    let tests = std::env::current_exe().unwrap();
+    let test = "deaths::what_a_killed_guardian_ran_is_dead_before_the_worker_knows";
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc"]).arg(tests).args(["--exact", test]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+}
+
 async fn guardian_killed(cgroups: bool) {
     let mut bench = Bench::with("orphaned", |options| options.cgroups = cgroups).await;
+    // A child of the worker's own, which is none of the guardian's business.
+    let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
     // One more without a marker, which only the worker can find: it becomes its child.
     let pid = bench.ready(1, &format!("env -i sleep 1000 & echo $! > $DIR/bare; {STUBBORN}")).await;
     let (stray, bare) = (bench.number("stray"), bench.number("bare"));
@@ -80,6 +94,9 @@ async fn guardian_killed(cgroups: bool) {
         assert!(!lives(pid), "{who} lives: {:?}", fs::read_to_string(format!("/proc/{pid}/status")));
     }
     assert!(strays(bench.dir.path(), "orphaned").is_empty());
+    assert!(lives(bystander.id()));
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
     assert!(bench.guardian.lease(boottime_ms()).await.is_err());
     let dir = bench.dir.path().to_owned();
     let (guardian, next, _events) = next_life(&dir, "orphaned").await;
