@@ -34,6 +34,8 @@ pub struct Charge {
     /// It stands in its key's chain: the key's next task begins where this charge ends. A task that is tried
     /// again does not.
     pub chained: bool,
+    /// The cost is the time that the run was expected to take. What it took is known at its end, and counts then.
+    pub timed: bool,
 }
 
 impl Charge {
