@@ -57,6 +57,8 @@ bugs! {
     CancelLost = "cancel of a running task lost on a crash",
     SegmentDropped = "segment dropped with a task in it",
     ParkedCredit = "a paused key coming back with credit",
+    TimeNotCounted = "a run's real time not counted where time is shared",
+    AverageForgotten = "a restart that forgets how long a key's runs take",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }

@@ -9,8 +9,8 @@ use crate::bounds;
 use crate::change::{Change, EndRecord, MemberRecord, Row, Settings, Task, TimerRow};
 use crate::life::{Backoff, End, Ending, Terms};
 use crate::names::{
-    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
-    RequestId, RequestKey, Seat, StoreId, TaskId, WorkerId,
+    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
+    RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 

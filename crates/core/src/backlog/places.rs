@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::keys::{KeyIx, Keys};
-use super::vtime::{Cost, Pass, VTime, Weight};
+use super::vtime::{Average, Cost, Pass, VTime, Weight};
 use crate::bounds;
 use crate::canary::{Bug, Canary};
 use crate::change::KeyRecord;
@@ -39,6 +39,12 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// What its task asked for. What is charged is decided anew with every place.
+    pub(crate) fn asked(self) -> Charge {
+        let cost = if self.timed { Cost::ONE } else { self.cost };
+        Charge { cost, chained: false, timed: false, ..self }
+    }
+
     /// How far it moves F.
     pub fn span(self) -> VTime {
         VTime::charge(self.cost, self.weight)
@@ -55,6 +61,8 @@ pub(crate) struct Places {
     waiting_weights: u64,
     /// Rows of all keys.
     rows: u64,
+    /// Rows that stand beside the lane and may be placed: somebody waits, though not here.
+    pub(crate) to_come: u64,
     keys: Keys,
     alarms: BinaryHeap<Reverse<(VTime, KeyIx)>>,
     dirty: Vec<KeyIx>,
@@ -79,6 +87,10 @@ impl Places {
         state.chain = record.chained;
         state.chained = record.chained;
         state.refund = record.refund;
+        state.credit = record.credit;
+        state.last = state.finish;
+        state.average =
+            if self.canary.is(Bug::AverageForgotten) { Average::default() } else { record.average };
         self.rows += u64::from(record.rows);
         self.top = self.top.max(state.finish);
         if record.rows > 0 {
@@ -147,11 +159,13 @@ impl Places {
 
     /// Places a new task of `ix` and charges its key.
     pub(crate) fn place(&mut self, ix: KeyIx, cost: Cost, ack: Pass) -> (Pass, Charge) {
+        self.give_back_credit(ix);
         let state = self.keys.get(ix);
         // While a key keeps waiting F is above V and A, so its tasks form a chain.
         let start = state.finish.max(self.newcomer(ack));
-        let charge = Charge { cost, weight: state.weight, chained: true };
+        let charge = Charge { cost, weight: state.weight, chained: true, timed: false };
         let state = self.keys.get_mut(ix);
+        state.last = start;
         state.finish = start + charge.span();
         state.chain += 1;
         state.chained += 1;
@@ -170,6 +184,7 @@ impl Places {
     pub(crate) fn place_again(&mut self, ix: KeyIx, charge: Charge, ack: Pass, charged: bool) -> Pass {
         let start = self.newcomer(ack);
         let state = self.keys.get_mut(ix);
+        state.last = state.last.max(start);
         state.finish = state.finish.max(start);
         if charged && !self.canary.is(Bug::RetryUncharged) {
             state.finish += charge.span();
@@ -177,6 +192,41 @@ impl Places {
         self.top = self.top.max(state.finish);
         self.add_row(ix);
         start.pass()
+    }
+
+    /// A run whose time was charged ahead took so long in fact. The difference goes to F: what was too little at
+    /// once, what was too much as soon as F may fall.
+    pub(crate) fn took(&mut self, key: &Key, pass: Pass, charge: Charge, took: Cost) {
+        let (charged, real) = (charge.span(), VTime::charge(took, charge.weight));
+        let Some(ix) = self.keys.find(key) else {
+            // Its charge has passed. What it should have been may not have.
+            if pass.time() + real > self.vtime {
+                let ix = self.keys.insert(key, charge.weight);
+                self.keys.get_mut(ix).finish = pass.time() + real;
+                self.keys.get_mut(ix).average.learn(took);
+                self.top = self.top.max(pass.time() + real);
+                self.touch(ix);
+                self.alarm(ix, pass.time() + real);
+            }
+            return;
+        };
+        let state = self.keys.get_mut(ix);
+        let debt = real - charged;
+        state.finish += debt - state.credit;
+        state.credit = (state.credit - debt) + (charged - real);
+        state.average.learn(took);
+        self.top = self.top.max(state.finish);
+        self.touch(ix);
+    }
+
+    /// F falls by what the key has been charged too much, but not below its last row that waits: its tasks
+    /// keep their order.
+    fn give_back_credit(&mut self, ix: KeyIx) {
+        let state = self.keys.get_mut(ix);
+        let room = if state.waiting > 0 { state.finish - state.last } else { state.finish };
+        let given = state.credit.min(room);
+        state.finish = state.finish - given;
+        state.credit = if state.waiting > 0 { state.credit - given } else { VTime::ZERO };
     }
 
     /// Where a key that has nothing waiting starts.
@@ -301,7 +351,7 @@ impl Places {
 
     /// Nobody waits, so nobody can lose: time rises to the highest F, and old charges are over.
     fn when_nothing_waits(&mut self) {
-        if self.waiting_weights == 0 {
+        if self.waiting_weights == 0 && self.to_come == 0 {
             self.vtime = self.vtime.max(self.top);
         }
     }
@@ -410,6 +460,8 @@ impl Places {
                     rows: state.rows,
                     chained: state.chained,
                     refund: state.refund,
+                    credit: state.credit,
+                    average: state.average,
                     weight: state.asked,
                 };
                 each(&state.key, Some(record));

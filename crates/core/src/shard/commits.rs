@@ -7,7 +7,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, Row, Timed};
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, LaneId, QueueId, RequestId, TaskId};
+use crate::names::{CommitId, QueueId, RequestId, TaskId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Batch {
     /// Timers that join the others when it is durable.
     pub(super) timers: Vec<(Level, TaskId, Timed)>,
     /// Rows that join the shelves of their keys.
-    pub(super) parked: Vec<(ParkedKey, Level, (LaneId, Row))>,
+    pub(super) parked: Vec<(ParkedKey, Level, Row)>,
     /// Rows that it parks or brings back, or that expire as they are met.
     pub(super) parks: usize,
     /// Effects that are emitted when it is durable.
@@ -134,7 +134,7 @@ impl Shard {
                 parked.shelf.window.merge(level, entry);
                 parked.shelf.unpin(commit);
             }
-            self.wake(at.0);
+            self.returning.insert(at);
         }
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];

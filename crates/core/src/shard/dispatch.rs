@@ -258,6 +258,7 @@ impl Shard {
             started: self.now,
         };
         let lane = lane.id;
+        self.made_room(lane, &run.key);
         self.dirty_lanes.insert(ix);
         self.hungry.insert(ix);
 
@@ -300,6 +301,7 @@ impl Shard {
             result: [].into(),
         };
         lane.withdraw(level, charge, key);
+        self.made_room(over.lane, &over.key);
         self.task_changed(over.task);
         self.left_lane(ix);
         self.finish(over, effects);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::reads::Waiter;
 use super::timing::{Over, Placing};
 use super::{Alarm, HeldEnd, LaneIx, Shard};
-use crate::backlog::{Entry, Level};
+use crate::backlog::{Charge, Cost, Entry, Level, Pass};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{
@@ -16,7 +16,7 @@ use crate::change::{
 };
 use crate::life::{self, End, Ending, Event, Next, Outcome, State, Tries};
 use crate::messages::{Answer, Effect, NewTask, Run};
-use crate::names::{Fence, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
+use crate::names::{Fence, Key, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
 use crate::refusal::{Kind, Refusal};
 use crate::timers::moment;
 use crate::workers::LiveRun;
@@ -374,6 +374,9 @@ impl Shard {
         let Some(live) = taken else { return };
         let run = &live.run;
         let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
+        if end != End::Lost {
+            self.run_took(run.lane, &run.key, run.level.pass(), run.charge, run.started, ending);
+        }
         if let Some(ix) = self.lane_of(run.lane) {
             if let Some(key) = live.in_lane {
                 self.lanes[ix.0].settle(run.level, run.charge, key);
@@ -401,6 +404,30 @@ impl Shard {
         }
     }
 
+    /// If a run's time was charged ahead, it counts now how long it took. One that was lost with its worker is not
+    /// its key's fault, and stays charged as it is.
+    fn run_took(
+        &mut self,
+        lane: LaneId,
+        key: &Key,
+        pass: Pass,
+        charge: Charge,
+        started: Millis,
+        ending: &Ending,
+    ) {
+        let Some(ix) = self.lane_of(lane).filter(|_| charge.timed) else { return };
+        // Its worker knows better: its word may have come late.
+        let since_ms = self.now.0.saturating_sub(started.0);
+        let took = Cost::of_ms(ending.ran_ms.unwrap_or(since_ms).min(since_ms));
+        if self.canary.is(Bug::TimeNotCounted) {
+            return;
+        }
+        self.lanes[ix.0].places.took(key, pass, charge, took);
+        self.queues[lane.queue.0 as usize].record.average.learn(took);
+        self.dirty_lanes.insert(ix);
+        self.dirty_queues.insert(lane.queue);
+    }
+
     /// Records a task's end.
     pub(super) fn finish(&mut self, over: Over, effects: &mut Vec<Effect>) {
         let Over { task, lane, key, from, attempt, max_attempts, expires, outcome, last, result } = over;
@@ -416,7 +443,7 @@ impl Shard {
         self.dirty_queues.insert(lane.queue);
         let tries = attempt.saturating_sub(1);
         if let Place::Parked(level) = from {
-            self.batch.changes.push(Change::Unparked { queue: lane.queue, key: key.clone(), level });
+            self.batch.changes.push(Change::Unparked { lane, key: key.clone(), level });
         }
         let end = Arc::new(EndRecord { key, outcome, at: self.now, last, result });
         let kept = (retention_ms > 0).then(|| end.clone());
@@ -604,13 +631,14 @@ impl Shard {
             weight: asked.unwrap_or(task.charge.weight),
             priority: task.lane.priority,
             class: task.lane.class,
-            cost: task.charge.cost,
+            cost: task.charge.asked().cost,
             max_attempts: Some(task.max_attempts),
             backoff: terms.backoff,
             start: Default::default(),
             expires_ms,
             attach_ms: 0,
             unique: None,
+            expected_ms: terms.expected_ms,
             max_duration_ms: task.max_duration_ms,
             content_type: task.content_type.clone(),
             payload: task.payload.clone(),
@@ -648,6 +676,8 @@ impl Shard {
         let version = now + 1;
         let record = SettingsRecord { version, settings };
         self.queues[id.0 as usize].settings = Some(record.clone());
+        // It may be another number of their rows that has places ahead of time.
+        self.returning.extend(self.parked.keys().filter(|(lane, _)| lane.queue == id).cloned());
         self.wake(id);
         self.batch.changes.push(Change::Settings { queue: id, record });
         self.answer_after_commit(request, Answer::Configured(version), effects);
@@ -735,6 +765,10 @@ impl Shard {
         if life::after(state, event, self.tries_of(task)) == Next::Stay {
             return;
         }
+        if let Place::Lane(level) = task.place {
+            let HeldEnd { started, ref ending, .. } = *held;
+            self.run_took(task.lane, &task.key, level.pass(), task.charge, started, ending);
+        }
         self.withdraw(task, true);
         let tried = Try {
             attempt: held.attempt,
@@ -761,11 +795,12 @@ impl Shard {
                     } else {
                         lane.withdraw(level, task.charge, key);
                     }
+                    self.made_room(task.lane, &task.key);
                     self.left_lane(ix);
                 }
             }
             Place::Timer(level) => self.unschedule(task.lane, level),
-            Place::Parked(level) => self.unshelve(task.lane.queue, &task.key, level),
+            Place::Parked(level) => self.unshelve(task.lane, &task.key, level),
             Place::Aside | Place::Over => {}
         }
         self.task_changed(task.id);

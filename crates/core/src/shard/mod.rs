@@ -20,7 +20,7 @@ mod timing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::backlog::{KeyState, Lane, Turns, Weight};
+use crate::backlog::{Average, KeyState, Lane, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
 use crate::change::{
@@ -36,7 +36,7 @@ use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
 pub use dispatch::LoopState;
-use parking::{Parked, ParkedKey};
+pub(crate) use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
 
 /// Where a lane stands in the shard's table. Lanes are never removed.
@@ -140,7 +140,9 @@ pub struct Shard {
     dirty_timers: bool,
     /// Tasks that somebody wants stopped and that may be running on a worker that has not said so yet.
     canceling: BTreeSet<TaskId>,
-    /// Keys whose rows are parked, and those of them that may run again.
+    /// Keys that may not run.
+    paused: BTreeSet<(QueueId, Key)>,
+    /// Keys with rows that are parked, and those of them that are to be looked at.
     pub(crate) parked: BTreeMap<ParkedKey, Parked>,
     returning: BTreeSet<ParkedKey>,
     dirty_parked: BTreeSet<ParkedKey>,
@@ -265,6 +267,7 @@ impl Shard {
             defaults: Settings::default(),
             dirty_timers: false,
             canceling: BTreeSet::new(),
+            paused: BTreeSet::new(),
             parked: BTreeMap::new(),
             returning: BTreeSet::new(),
             dirty_parked: BTreeSet::new(),
@@ -329,16 +332,23 @@ impl Shard {
             self.aside = metadata.aside.into_iter().map(|task| (task.id, task)).collect();
         }
         if !self.canary.is(Bug::ParkedForgotten) {
-            for (queue, key, record) in metadata.parked {
-                self.restore_parked(queue, key, &record);
+            for (lane, key, record) in metadata.parked {
+                self.restore_parked(lane, key, &record);
             }
         }
-        for ((queue, key), parked) in &self.parked {
-            for ix in self.queues[queue.0 as usize].lanes.values().filter(|_| parked.paused) {
+        self.paused = metadata.paused.into_iter().collect();
+        for (queue, key) in &self.paused {
+            for ix in self.queues[queue.0 as usize].lanes.values() {
                 let places = &mut self.lanes[ix.0].places;
                 if let Some(key) = places.keys().find(key) {
                     places.set_paused(key, true);
                 }
+            }
+        }
+        for (at, parked) in &self.parked {
+            let (lane, key) = at;
+            if let Some(ix) = self.lane_index.get(lane).filter(|_| !self.key_is_paused(lane.queue, key)) {
+                self.lanes[ix.0].places.to_come += parked.rows;
             }
         }
         self.canceling = metadata.canceling.into_iter().collect();
@@ -400,8 +410,8 @@ impl Shard {
             Input::Tick => self.on_tick(effects),
         }
         self.handle_timers(effects);
-        self.bring_back(effects);
         self.dispatch(effects);
+        self.bring_back(effects);
         self.ask_reads(effects);
         self.emit_wake(effects);
     }
@@ -502,9 +512,11 @@ impl Shard {
             return KeyCounts { waiting: 0, running: 0, weight: Weight::ONE };
         };
         let aside = self.aside_runs.get(&(id, key.clone())).copied().unwrap_or(0);
-        let parked = self.parked.get(&(id, key.clone())).map_or(0, |parked| parked.rows);
+        let lanes = self.queues[id.0 as usize].lanes.values();
+        let shelf = |ix: &LaneIx| self.parked.get(&(self.lanes[ix.0].id, key.clone()));
+        let parked = lanes.clone().filter_map(shelf).map(|parked| parked.rows).sum();
         let mut counts = KeyCounts { waiting: parked, running: aside, weight: Weight::ONE };
-        for state in self.queues[id.0 as usize].lanes.values().filter_map(|ix| self.key_state(*ix, key)) {
+        for state in lanes.filter_map(|ix| self.key_state(*ix, key)) {
             counts.waiting += u64::from(state.waiting);
             counts.running += u64::from(state.rows.saturating_sub(state.waiting));
             counts.weight = state.weight;
@@ -596,7 +608,11 @@ impl Shard {
         if let Some(&id) = self.names.get(name) {
             return id;
         }
-        let id = self.add_queue(QueueRecord { name: name.clone(), totals: Totals::default() });
+        let id = self.add_queue(QueueRecord {
+            name: name.clone(),
+            totals: Totals::default(),
+            average: Average::default(),
+        });
         self.dirty_queues.insert(id);
         self.flush = true;
         id
