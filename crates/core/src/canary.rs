@@ -58,7 +58,8 @@ bugs! {
     SegmentDropped = "segment dropped with a task in it",
     ParkedCredit = "a paused key coming back with credit",
     TimeNotCounted = "a run's real time not counted where time is shared",
-    AverageForgotten = "a restart that forgets how long a key's runs take",
+    PlacedAtOnce = "a backlog that shares time placed all at once",
+    CreditNotGiven = "a run's time that was charged and not taken not given back",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }

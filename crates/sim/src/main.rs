@@ -123,11 +123,13 @@ fn run(seeds: u64, start: u64, disk: bool) -> ExitCode {
         println!("  replay: evenhand-sim replay {}{}", violation.seed, if disk { " --disk" } else { "" });
     }
     println!(
-        "seeds {seeds}  steps {}  simulated {:.1} h  starts {}  largest difference {:.2} charges  violations {}",
+        "seeds {seeds}  steps {}  simulated {:.1} h  starts {}  largest difference {:.2} charges, \
+         {:.2} of what may be under way in time  violations {}",
         total.steps,
         total.simulated_ms as f64 / 3_600_000.0,
         total.starts,
         total.worst_difference,
+        total.worst_time,
         violations.len()
     );
     if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

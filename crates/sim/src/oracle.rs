@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evenhand_core::backlog::{Level, VTime};
+use evenhand_core::backlog::{Average, Level, VTime};
 use evenhand_core::change::{KeyRecord, LaneRecord, Place, Timed};
 use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, RequestKey, TaskId};
 use evenhand_core::timers::due_at;
@@ -246,6 +246,7 @@ impl Oracle {
                 | Change::Timers { .. }
                 | Change::Unparked { .. }
                 | Change::Parked { .. }
+                | Change::Paused { .. }
                 | Change::Settings { .. }
                 | Change::Key { .. }
                 | Change::Lane { .. }
@@ -263,8 +264,11 @@ impl Oracle {
                 Change::Key { lane, key, record: Some(record) } => {
                     let at = (*lane, key.clone());
                     let owed = charged.remove(&at).unwrap_or_default();
-                    // What its parked rows were charged is given back when the last row has left.
-                    if parked.contains(&at) || before.keys.get(&at).is_some_and(has_refund) {
+                    // What its parked rows were charged is given back when the last row has left, and what its
+                    // runs took less than they were charged.
+                    let given =
+                        |record: &KeyRecord| has_refund(record) || record.average != Average::default();
+                    if parked.contains(&at) || given(record) || before.keys.get(&at).is_some_and(given) {
                         self.finishes.remove(&at);
                         continue;
                     }
@@ -300,6 +304,7 @@ impl Oracle {
                 | Change::Timers { .. }
                 | Change::Unparked { .. }
                 | Change::Parked { .. }
+                | Change::Paused { .. }
                 | Change::Settings { .. }
                 | Change::Queue { .. }
                 | Change::Override { .. }
@@ -344,9 +349,7 @@ impl Oracle {
         let lost = tables.tasks.values().find(|task| match task.place {
             Place::Lane(level) => !tables.rows.contains_key(&(task.lane, level)),
             Place::Timer(at) => !tables.timers.contains_key(&at),
-            Place::Parked(level) => {
-                !tables.parked_rows.contains_key(&(task.lane.queue, task.key.clone(), level))
-            }
+            Place::Parked(level) => !tables.parked_rows.contains_key(&(task.lane, task.key.clone(), level)),
             Place::Aside => !tables.aside.contains(&task.id),
             Place::Over => !tables.ends.contains_key(&task.id),
         });

@@ -1,6 +1,11 @@
 //! Task life as data: delays, retries, cancels, replays, ends. docs/scenarios.md lists what broke other systems;
 //! tests are named for what they protect.
 
+use evenhand_core::change::{Settings, Share};
+use evenhand_core::life::End;
+use evenhand_core::names::{Key, QueueName};
+use evenhand_core::{Bounds, Input, NewTask};
+use evenhand_sim::driver::{Driver, Event, plain, slots_of};
 use evenhand_sim::scenario::play;
 use expect_test::{Expect, expect};
 
@@ -794,4 +799,67 @@ fn what_is_parked_expires_and_fills_no_window() {
             in memory: 0 rows, 0 keys
         "#]],
     );
+}
+
+/// Starts of each key, in order, among the first `n` starts of a queue with one slot whose keys share time. Nobody
+/// says how long tasks take, or what is said is as wrong as it can be.
+fn starts_by_time(keys: &[(&str, u64, u64)], n: usize, restart_at: Option<usize>) -> Vec<String> {
+    let bounds = Bounds { window_rows: 20, page_rows: 7, ..Bounds::default() };
+    let mut driver = Driver::fresh(bounds);
+    let queue = QueueName::new("q").unwrap();
+    let (request, settings) = (driver.request(), Settings { share: Share::Time, ..plain() });
+    driver.tell(Input::Configure { request, queue: queue.clone(), settings, version: None }).unwrap();
+    for (key, _, says_ms) in keys {
+        let task = NewTask { expected_ms: *says_ms, ..NewTask::new(Key::new(key).unwrap()) };
+        driver.enqueue(&queue, vec![task; 2 * n]).unwrap();
+    }
+    driver.tell(slots_of(1, 1, &queue)).unwrap();
+    let mut starts = Vec::new();
+    while starts.len() < n {
+        let events = driver.events();
+        let started = events.into_iter().find_map(|event| match event {
+            Event::Started(worker, run) => Some((worker, run)),
+            _ => None,
+        });
+        let (worker, run) = started.expect("a slot is free, and much waits");
+        let takes_ms = keys.iter().find(|(key, ..)| *key == run.key.as_str()).unwrap().1;
+        starts.push(run.key.as_str().to_owned());
+        driver.wait(takes_ms).unwrap();
+        if restart_at == Some(starts.len()) {
+            driver.retake().unwrap();
+            driver.tell(slots_of(1, 1, &queue)).unwrap();
+            let (running, ended) = (vec![run.clone()], vec![]);
+            driver.tell(Input::Report { worker, running, ended }).unwrap();
+            driver.tell(Input::Open).unwrap();
+        }
+        driver.end(worker, &run, End::Succeeded).unwrap();
+    }
+    starts
+}
+
+fn count(starts: &[String], key: &str) -> usize {
+    starts.iter().filter(|start| *start == key).count()
+}
+
+#[test]
+fn a_key_whose_tasks_take_ten_times_as_long_gets_a_tenth_of_the_starts() {
+    // All tasks wait from the beginning, in a backlog a hundred times as long as the window.
+    for (long_says, short_says) in [(0, 0), (1, 1_000), (1_000, 1), (1, 0), (0, 5_000)] {
+        for restart_at in [None, Some(150)] {
+            let keys = [("long", 1_000, long_says), ("short", 100, short_says)];
+            let starts = starts_by_time(&keys, 1_100, restart_at);
+            let long = count(&starts, "long");
+            // A tenth of the other's, but for the eight of each that had places before anything was known.
+            assert!((92..=109).contains(&long), "{long} of 1100, {keys:?}, {restart_at:?}");
+        }
+    }
+}
+
+#[test]
+fn a_caller_that_says_too_little_gains_nothing() {
+    let honest = starts_by_time(&[("liar", 500, 500), ("other", 500, 500)], 400, None);
+    let lying = starts_by_time(&[("liar", 500, 1), ("other", 500, 500)], 400, None);
+    assert_eq!(count(&honest, "liar"), 200);
+    let gained = count(&lying, "liar").abs_diff(200);
+    assert!(gained <= 8, "{gained} more");
 }

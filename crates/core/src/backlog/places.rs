@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::keys::{KeyIx, Keys};
-use super::vtime::{Average, Cost, Pass, VTime, Weight};
+use super::vtime::{Cost, Pass, VTime, Weight};
 use crate::bounds;
 use crate::canary::{Bug, Canary};
 use crate::change::KeyRecord;
@@ -89,8 +89,7 @@ impl Places {
         state.refund = record.refund;
         state.credit = record.credit;
         state.last = state.finish;
-        state.average =
-            if self.canary.is(Bug::AverageForgotten) { Average::default() } else { record.average };
+        state.average = record.average;
         self.rows += u64::from(record.rows);
         self.top = self.top.max(state.finish);
         if record.rows > 0 {
@@ -224,7 +223,7 @@ impl Places {
     fn give_back_credit(&mut self, ix: KeyIx) {
         let state = self.keys.get_mut(ix);
         let room = if state.waiting > 0 { state.finish - state.last } else { state.finish };
-        let given = state.credit.min(room);
+        let given = if self.canary.is(Bug::CreditNotGiven) { VTime::ZERO } else { state.credit.min(room) };
         state.finish = state.finish - given;
         state.credit = if state.waiting > 0 { state.credit - given } else { VTime::ZERO };
     }

@@ -274,10 +274,12 @@ impl Shard {
             let level = Level::new(pass, id.0);
             lane.chosen(level, commit);
             (task.place, task.charge) = (Place::Lane(level), Charge { timed, ..charge });
+            self.batch.rows.push((ix, level, Entry::of(&task.row_at(level), key)));
+        }
+        if !matches!(task.place, Place::Timer(_)) && !self.key_is_paused(queue, &task.key) {
             let (payload, content_type) = (task.payload.clone(), task.content_type.clone());
             let work = Work { payload, content_type, max_duration_ms: task.max_duration_ms };
             self.payloads.keep(id, work, self.bounds.payload_bytes);
-            self.batch.rows.push((ix, level, Entry::of(&task.row_at(level), key)));
         }
         self.batch.changes.push(Change::Accepted(task));
         self.task_changed(id);

@@ -69,7 +69,7 @@ impl Shard {
 
     /// Whether one more row of this key may be given its place in the lane now.
     pub(crate) fn has_room_beside(&self, lane: LaneId, key: &Key) -> bool {
-        if self.settings_of(lane.queue).share == Share::Tasks {
+        if self.settings_of(lane.queue).share == Share::Tasks || self.canary.is(Bug::PlacedAtOnce) {
             return true;
         }
         let Some(places) = self.lane_of(lane).map(|ix| &self.lanes[ix.0].places) else { return true };
@@ -143,7 +143,9 @@ impl Shard {
             self.batch.parked.push((at.clone(), row.level, row.clone()));
             self.dirty_parked.insert(at);
         }
-        self.payloads.take(row.task);
+        if !may_run {
+            self.payloads.take(row.task);
+        }
         row
     }
 
