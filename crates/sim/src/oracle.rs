@@ -402,8 +402,9 @@ impl Oracle {
         if left != (0, 0, 0, 0) {
             return Err(format!("tries, ends, replays, cancels that nobody needs: {left:?}"));
         }
-        if let Some((lane, key)) = tables.keys.keys().next() {
-            return Err(format!("key {key} of lane {lane} was not forgotten"));
+        if let Some(((lane, key), record)) = tables.keys.first_key_value() {
+            let of = tables.lanes.get(lane);
+            return Err(format!("key {key} of lane {lane} was not forgotten: {record:?} in {of:?}"));
         }
         if let Some((lane, level)) = tables.deleted.first() {
             let (ack, left) = (tables.lanes[lane].ack, tables.deleted.len());

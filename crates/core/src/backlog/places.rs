@@ -96,6 +96,8 @@ impl Places {
             self.waiting_weights += u64::from(state.weight.thousandths());
         }
         if record.chained > 0 {
+            // F may have fallen below since.
+            self.top = self.top.max(record.due);
             self.alarm(ix, record.due);
         } else if record.rows == 0 {
             self.alarm(ix, record.finish);
@@ -197,6 +199,9 @@ impl Places {
     /// once, what was too much as soon as F may fall.
     pub(crate) fn took(&mut self, key: &Key, pass: Pass, charge: Charge, took: Cost) {
         let (charged, real) = (charge.span(), VTime::charge(took, charge.weight));
+        if self.waiting_weights > 0 {
+            self.grow(took, self.waiting_weights);
+        }
         let Some(ix) = self.keys.find(key) else {
             // Its charge has passed. What it should have been may not have.
             if pass.time() + real > self.vtime {
@@ -254,10 +259,20 @@ impl Places {
     pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
         let weights = self.waiting_weights;
         self.no_longer_waits(ix, pass, charge);
-        let grown = self.vtime + VTime::share(charge.cost, weights);
-        let grown = if self.canary.is(Bug::TimeHeldByNewKeys) { self.vtime } else { self.up_to_alarm(grown) };
-        self.vtime = self.vtime.max(pass.time()).max(grown);
+        // How much a run takes that shares time is known at its end.
+        if !charge.timed {
+            self.grow(charge.cost, weights);
+        }
+        self.vtime = self.vtime.max(pass.time());
         self.when_nothing_waits();
+    }
+
+    /// V grows by a cost, divided among all that wait, as far as these let it.
+    fn grow(&mut self, cost: Cost, weights: u64) {
+        if !self.canary.is(Bug::TimeHeldByNewKeys) {
+            let grown = self.up_to_alarm(self.vtime + VTime::share(cost, weights));
+            self.vtime = self.vtime.max(grown);
+        }
     }
 
     fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {

@@ -205,6 +205,8 @@ impl Shard {
         if parked.rows == 0 {
             self.parked.remove(&at);
             self.returning.remove(&at);
+        } else {
+            self.returning.insert(at.clone()); // more of them may have to be read
         }
         self.dirty_parked.insert(at);
         if let Some(ix) = self.lane_of(lane).filter(|_| may_run) {
