@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use evenhand_core::change::{Place, QueueRecord, Timed};
-use evenhand_core::names::{Epoch, Key, QueueId, ShardId, TaskId};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Bounds, Shard};
 
 use super::bytes::checksum;
@@ -296,9 +296,9 @@ struct Story {
     by_tasks: BTreeMap<LanePrefix, Sum>,
     /// Tasks that wait for a time, by queue.
     scheduled: BTreeMap<QueueId, u64>,
+    /// Parked tasks, by lane and key.
+    parked: BTreeMap<(LaneId, Key), u64>,
     /// Tasks that have ended: as they say, as their ends say, and as the timers say that will forget them.
-    /// Parked tasks, by queue and key.
-    parked: BTreeMap<(QueueId, Key), u64>,
     over: Sum,
     ends: Sum,
     to_forget: Sum,
@@ -350,14 +350,15 @@ fn check_shard(
             wrong(format!("queue {name} counts {counted} tasks that wait for a time, and {found} do"));
         }
     }
-    for (queue, key, record) in &metadata.parked {
-        let found = story.parked.remove(&(*queue, key.clone())).unwrap_or_default();
+    for (lane, key, record) in &metadata.parked {
+        let found = story.parked.remove(&(*lane, key.clone())).unwrap_or_default();
         if record.rows != found {
-            wrong(format!("key {key} counts {} parked tasks, and has {found}", record.rows));
+            let counted = record.rows;
+            wrong(format!("key {key} counts {counted} tasks parked beside lane {lane}, and has {found}"));
         }
     }
-    if let Some(((_, key), found)) = story.parked.first_key_value() {
-        wrong(format!("{found} tasks of key {key} are parked, which has no record"));
+    if let Some(((lane, key), found)) = story.parked.first_key_value() {
+        wrong(format!("{found} tasks of key {key} are parked beside lane {lane}, where it has no record"));
     }
     if let Some((queue, found)) = story.scheduled.first_key_value() {
         wrong(format!("{found} tasks wait for a time in queue {queue}, which does not exist"));
@@ -422,13 +423,12 @@ fn read_tasks(
                 Place::Lane(level) => (task.lane, level),
                 Place::Timer(level) => (TIMERS, level),
                 Place::Parked(level) => {
-                    let row =
-                        loaded.find(&layout::parked_row_key(shard, task.lane.queue, &task.key, level))?;
+                    let row = loaded.find(&layout::parked_row_key(shard, task.lane, &task.key, level))?;
                     if row.is_none() {
                         let id = task.id;
                         checked.problems.push(format!("shard {shard}: task {id} is parked, and has no row"));
                     }
-                    *story.parked.entry((task.lane.queue, task.key.clone())).or_default() += 1;
+                    *story.parked.entry((task.lane, task.key.clone())).or_default() += 1;
                     continue;
                 }
                 Place::Aside => continue,
