@@ -733,15 +733,15 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     }
                 })
             }
-            ShardEffect::LoadParked { load, queue, key, above, limit } => self.fetch(async move |store| {
-                match store.read_parked(SHARD, queue, key, above, limit).await {
+            ShardEffect::LoadParked { load, lane, key, above, limit } => {
+                self.fetch(async move |store| match store.read_parked(SHARD, lane, key, above, limit).await {
                     Ok(page) => ShardInput::ParkedLoaded { load, rows: page.rows, end: page.end },
                     Err(why) => {
                         warn!(%why, "a read failed and is tried again");
                         ShardInput::LoadFailed { load }
                     }
-                }
-            }),
+                })
+            }
             ShardEffect::LoadTask { load, task } => {
                 self.fetch(async move |store| match store.read_task(SHARD, task).await {
                     Ok(task) => ShardInput::TaskLoaded { load, task },
