@@ -31,7 +31,7 @@ fn given() -> TempDir {
                 lane,
                 place: Place::Lane(Level::new(Default::default(), id)),
                 key: key.clone(),
-                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
                 attempt: 1,
                 max_attempts: 1,
                 lost: 0,
@@ -51,13 +51,19 @@ fn given() -> TempDir {
         rows: 3,
         chained: 3,
         refund: Default::default(),
+        credit: Default::default(),
+        average: Default::default(),
         weight: Weight::ONE,
     };
     let max = Level::new(Default::default(), 3);
     changes.extend([
         Change::Queue {
             queue: QueueId(0),
-            record: QueueRecord { name: QueueName::new("render").unwrap(), totals },
+            record: QueueRecord {
+                name: QueueName::new("render").unwrap(),
+                totals,
+                average: Default::default(),
+            },
         },
         Change::Lane { lane, record: LaneRecord { max, ..LaneRecord::default() } },
         Change::Key { lane, key, record: Some(record) },
