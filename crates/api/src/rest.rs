@@ -1090,7 +1090,8 @@ pub struct QueueKey {
     pub running: u64,
     /// Starts within the last minute or so.
     pub started: u64,
-    /// Its part of the queue's starts within the last minute or so, 0 to 1.
+    /// Its part of what the queue's keys share, within the last minute or so, 0 to 1: of its starts, or of the time of
+    /// its runs.
     pub share: f64,
     /// The part that is due to it while it waits: its weight among those of all keys that wait, 0 to 1.
     pub share_due: f64,
