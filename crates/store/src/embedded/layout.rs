@@ -282,9 +282,10 @@ pub(super) fn parked_row_key(shard: ShardId, lane: LaneId, key: &Key, level: Lev
     record_key(shard, PARKED_ROW, &[&lane_prefix(shard, lane)[4..], &length, text, &level.to_bytes()])
 }
 
-/// The level that such a key ends with.
-pub(super) fn level_of_parked(record: &[u8]) -> Option<Level> {
-    Some(Level::from_bytes(record.get(record.len().checked_sub(16)?..)?.try_into().ok()?))
+/// The lane that such a key begins with, and the level that it ends with.
+pub(super) fn place_of_parked(record: &[u8]) -> Option<(LaneId, Level)> {
+    let level = record.get(record.len().checked_sub(16)?..)?.try_into().ok()?;
+    Some((lane(&mut Get::from(record, 5))?, Level::from_bytes(level)))
 }
 
 pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
@@ -832,5 +833,33 @@ mod tests {
         assert_eq!(ops(&[finished(Place::Aside, 0, false, false)]), "txmxa");
         assert_eq!(ops(&[finished(later, 2, true, true)]), "Erxc");
         assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 1_000 }]).matches("xT").count(), 20);
+    }
+
+    #[test]
+    fn a_parked_task_costs_what_one_in_its_lane_does() {
+        let (parked, later) = (Place::Parked(level(1)), Place::Lane(level(9)));
+        assert_eq!(ops(&[Change::Accepted(task(parked))]), "XRT");
+        assert_eq!(ops(&[moved(parked, later, false)]), "xRRXm");
+        assert_eq!(ops(&[moved(later, Place::Parked(level(10)), false)]), "rXRXm");
+        let unparked = Change::Unparked { lane: OWN, key: Key::shared(), level: level(1) };
+        assert_eq!(ops(&[finished(parked, 0, false, false), unparked]), "txR");
+        let paused = |paused| Change::Paused { queue: OWN.queue, key: Key::shared(), paused };
+        assert_eq!(ops(&[paused(true), paused(false)]), "Xuxu");
+    }
+
+    /// Rows of a key stand together in order of their levels, whatever the keys and lanes around it.
+    #[test]
+    fn keys_of_parked_rows_sort_by_lane_key_and_level() {
+        let other = LaneId { class: Class(1), ..OWN };
+        let mut keys = Vec::new();
+        for lane in [OWN, other] {
+            for text in ["", "b", "ab", "abc"] {
+                let key = Key::new(text).unwrap();
+                keys.extend([1, 2, 300].map(|seq| parked_row_key(SHARD, lane, &key, level(seq))));
+            }
+        }
+        assert!(keys.is_sorted());
+        assert_eq!(place_of_parked(&keys[2]), Some((OWN, level(300))));
+        assert_eq!(place_of_parked(&keys[23]), Some((other, level(300))));
     }
 }

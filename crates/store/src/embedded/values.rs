@@ -688,3 +688,89 @@ pub(super) fn epoch(value: &[u8]) -> Option<Epoch> {
 pub(super) fn number(value: &[u8]) -> Option<u64> {
     Get::new(value).u64()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(put: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut value = Vec::new();
+        put(&mut value);
+        value
+    }
+
+    /// Each of them with the others and without, and no room for what is not there.
+    #[test]
+    fn what_a_key_mostly_does_not_have_takes_no_room() {
+        let none = KeyRecord {
+            finish: VTime::from_bits(5 << 70),
+            due: VTime::from_bits(u128::MAX),
+            rows: 9,
+            chained: 7,
+            refund: VTime::ZERO,
+            credit: VTime::ZERO,
+            average: Average::default(),
+            weight: Weight::MAX,
+        };
+        let longest = Average::from_bits(u64::MAX);
+        for refund in [0, 1, 1 << 20, u128::MAX] {
+            for credit in [0, 1, 1 << 20, u128::MAX] {
+                for average in [Average::default(), Average::from_bits(1), longest] {
+                    let [refund, credit] = [refund, credit].map(VTime::from_bits);
+                    let record = KeyRecord { refund, credit, average, ..none };
+                    let value = bytes(|value| put_key_record(value, &record));
+                    assert_eq!(key_record(&value), Some(record));
+                    let times = [refund, credit].iter().filter(|time| **time > VTime::ZERO).count();
+                    let shorts = bytes(|value| value.put_short(average.to_bits())).len();
+                    let shorts = if average == Average::default() { 0 } else { shorts };
+                    assert_eq!(value.len(), 44 + 16 * times + shorts);
+                }
+            }
+        }
+        // What was written before there was credit: a refund, or nothing, behind the weight.
+        let before = KeyRecord { refund: VTime::from_bits(77), ..none };
+        let mut old = bytes(|value| put_key_record(value, &none));
+        assert_eq!(key_record(&old), Some(none));
+        old.put_u128(77);
+        assert_eq!(key_record(&old), Some(before));
+    }
+
+    /// Formats 1 and 2 had four counts, format 3 had six before there were averages.
+    #[test]
+    fn queues_of_every_age_are_read() {
+        let name = QueueName::new("render").unwrap();
+        let of = |counts: u64, average: Option<u64>| {
+            bytes(|value| {
+                value.put_text(name.as_str());
+                (1..=counts).for_each(|count| value.put_u64(count));
+                average.into_iter().for_each(|average| value.put_short(average));
+            })
+        };
+        let mut totals = Totals { accepted: 1, succeeded: 2, failed: 3, canceled: 4, ..Totals::default() };
+        let record = |totals, average| {
+            Some(QueueRecord { name: name.clone(), totals, average: Average::from_bits(average) })
+        };
+        assert_eq!(queue(&of(4, None)), record(totals, 0));
+        (totals.expired, totals.scheduled) = (5, 6);
+        assert_eq!(queue(&of(6, None)), record(totals, 0));
+        assert_eq!(queue(&of(6, Some(1_000))), record(totals, 1_000));
+        for (average, written) in [(0, of(6, None)), (1_000, of(6, Some(1_000)))] {
+            let record = record(totals, average).unwrap();
+            assert_eq!(bytes(|value| put_queue(value, &record)), written);
+        }
+    }
+
+    /// Neither flag of a charge shows in its weight, nor in the other.
+    #[test]
+    fn the_flags_of_a_charge_stand_above_every_weight() {
+        assert!(Weight::MAX.thousandths() < CONTRARY.min(HAS_CREDIT));
+        let at = Level::new(Default::default(), 7);
+        for (chained, timed) in [(false, false), (false, true), (true, false), (true, true)] {
+            for (weight, task) in [(Weight::MIN, 7), (Weight::MAX, 8)] {
+                let written = Charge { cost: Cost::MAX, weight, chained, timed };
+                let value = bytes(|value| put_charge(value, written, at, TaskId(task)));
+                assert_eq!(charge(&mut Get::new(&value), at, TaskId(task)), Some(written));
+            }
+        }
+    }
+}
