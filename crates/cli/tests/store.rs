@@ -95,7 +95,7 @@ fn a_whole_store_is_said_to_be_whole() {
         given().path(),
         0,
         &expect![[r#"
-            DIR is whole: 1 file, 904 B, 3 tasks, 3 of them in lanes
+            DIR is whole: 1 file, 904 B, 3 tasks (3 in lanes, 0 ended), 0 timers
         "#]],
     );
 }
@@ -207,6 +207,7 @@ fn programs_get_json() {
     };
     let checked = json("check");
     assert_eq!((&checked["whole"], &checked["tasks"]), (&true.into(), &3.into()));
+    assert_eq!((&checked["rows"], &checked["ended"], &checked["timers"]), (&3.into(), &0.into(), &0.into()));
     let info = json("info");
     assert_eq!(info["shards"][0]["queues"][0]["queue"], "render");
     assert_eq!(info["shards"][0]["queues"][0]["unfinished"], 3);
