@@ -226,7 +226,7 @@ impl Plan {
                 },
                 max_lost: *rng.pick(&[1, 2, 255]),
                 retention_ms: *rng.pick(&[0, 0, 1, 300, lost_ms]),
-                share: *rng.pick(&[Share::Tasks, Share::Time]),
+                share: *rng.pick(&[Share::Tasks, Share::Tasks, Share::Time]),
                 ..Settings::default()
             },
             timed: *rng.pick(&[0, 0, 100, 400]),

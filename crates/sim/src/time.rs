@@ -264,7 +264,7 @@ impl World {
     /// Both keep waiting: they are as far apart as what has places, or runs, allows.
     fn compare(&mut self, served: &Key) -> Result<(), String> {
         let slots: u32 = self.workers.iter().sum();
-        let under_way = 1.25 * f64::from(bounds::PLACED_AHEAD.max(slots) + slots + 1);
+        let under_way = f64::from(bounds::PLACED_AHEAD.max(slots) + slots + 1);
         let tenants = &self.tenants;
         self.apart.retain(|(a, b), _| tenants[a].waiting > 0 && tenants[b].waiting > 0);
         for ((a, b), (low, high)) in &mut self.apart {

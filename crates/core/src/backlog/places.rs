@@ -91,13 +91,12 @@ impl Places {
         state.last = state.finish;
         state.average = record.average;
         self.rows += u64::from(record.rows);
-        self.top = self.top.max(state.finish);
+        // F was at least there once, though it may have fallen since: an alarm may be set for then.
+        self.top = self.top.max(state.finish).max(record.due);
         if record.rows > 0 {
             self.waiting_weights += u64::from(state.weight.thousandths());
         }
         if record.chained > 0 {
-            // F may have fallen below since.
-            self.top = self.top.max(record.due);
             self.alarm(ix, record.due);
         } else if record.rows == 0 {
             self.alarm(ix, record.finish);
@@ -177,6 +176,7 @@ impl Places {
             self.alarm(ix, due);
         }
         self.add_row(ix);
+        self.give_back_credit(ix);
         (start.pass(), charge)
     }
 
@@ -220,6 +220,9 @@ impl Places {
         state.credit = (state.credit - debt) + (charged - real);
         state.average.learn(took);
         self.top = self.top.max(state.finish);
+        if state.waiting > 0 {
+            self.give_back_credit(ix);
+        }
         self.touch(ix);
     }
 
