@@ -650,7 +650,7 @@ impl Metadata {
         for (lane, key, record) in &self.parked {
             let known = lanes.contains(lane) && record.shelf.max.seq() < self.next_seq.max(1);
             match rows.get_mut(&lane.queue).filter(|_| known) {
-                Some(rows) => *rows += record.rows,
+                Some(rows) => *rows = rows.saturating_add(record.rows),
                 None => return Err(format!("key {key} is parked beside lane {lane}, which does not exist")),
             }
         }
