@@ -559,8 +559,8 @@ pub struct Totals {
 impl Totals {
     /// Tasks accepted that have not ended: scheduled, waiting or running.
     pub fn unfinished(&self) -> u64 {
-        let ended = self.succeeded + self.failed + self.canceled + self.expired;
-        self.accepted.saturating_sub(ended)
+        let ended = [self.succeeded, self.failed, self.canceled, self.expired];
+        ended.into_iter().fold(self.accepted, u64::saturating_sub)
     }
 }
 
@@ -665,7 +665,8 @@ impl Metadata {
             return Err(format!("there are timers up to {max}, but the next seq is {next}"));
         }
         for (id, record) in &self.queues {
-            let (kept, counted) = (record.totals.unfinished(), rows[id] + record.totals.scheduled);
+            let (kept, counted) =
+                (record.totals.unfinished(), rows[id].saturating_add(record.totals.scheduled));
             if kept != counted {
                 let name = &record.name;
                 return Err(format!("queue {name} counts {kept} unfinished tasks, its keys count {counted}"));
