@@ -794,6 +794,9 @@ impl Shard {
             self.run_took(task.lane, &task.key, level.pass(), task.charge, started, &held.ending);
         }
         self.withdraw(task, true);
+        if let Some(ix) = self.lane_of(task.lane) {
+            self.forget(ix); // its key may be remembered for nothing but that
+        }
         let tried = Try {
             attempt: held.attempt,
             seat: self.seats.get(&held.worker).cloned(),
