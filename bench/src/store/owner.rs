@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{KeyRecord, LaneRecord, Place, QueueRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{
@@ -61,7 +61,17 @@ impl Owner {
             let key = Key::new(&format!("{PREFIX}{n:06}")).map_err(|refusal| format!("{refusal:?}"))?;
             let weight = Weight::from_thousandths(1_000 << (n % 3)).unwrap_or(Weight::ONE);
             let zero = VTime::ZERO;
-            Ok((key, KeyRecord { finish: zero, due: zero, rows: 0, chained: 0, refund: zero, weight }))
+            let record = KeyRecord {
+                finish: zero,
+                due: zero,
+                rows: 0,
+                chained: 0,
+                refund: zero,
+                credit: zero,
+                average: Average::default(),
+                weight,
+            };
+            Ok((key, record))
         };
         let mut own = (0..keys).map(fresh).collect::<Result<Vec<_>, Failure>>()?;
         for (_, key, record) in metadata.keys {
@@ -105,7 +115,7 @@ impl Owner {
         for _ in 0..tasks {
             let n = choose(&mut self.rng, self.keys.len() as u64, self.next_seq);
             let (key, record) = &mut self.keys[n];
-            let charge = Charge { cost: Cost::ONE, weight: record.weight, chained: true };
+            let charge = Charge { cost: Cost::ONE, weight: record.weight, chained: true, timed: false };
             let place = record.finish.max(self.lane.vtime);
             let level = Level::new(place.pass(), self.next_seq);
             record.finish = place + charge.span();
@@ -200,7 +210,8 @@ impl Owner {
     /// What is saved beside the tasks, once per commit.
     fn records(&self, touched: BTreeSet<usize>, commit: &mut Commit) {
         commit.changes.push(Change::Lane { lane: LANE, record: self.lane });
-        let record = QueueRecord { name: self.name.clone(), totals: self.totals };
+        let record =
+            QueueRecord { name: self.name.clone(), totals: self.totals, average: Average::default() };
         commit.changes.push(Change::Queue { queue: LANE.queue, record });
         commit.changes.extend(touched.into_iter().map(|n| {
             let (key, record) = &self.keys[n];

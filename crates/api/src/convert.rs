@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::change::{Settings, Try};
+use evenhand_core::change::{Settings, Share, Try};
 use evenhand_core::life::{Backoff, End, Terms};
 use evenhand_core::messages::{Start, Unique};
 use evenhand_core::names::{
@@ -82,6 +82,8 @@ pub fn new_task_in(task: v1::NewTask, backoff: Backoff) -> Result<NewTask, Refus
         (None, Some(ms)) => Start::At(Millis(ms)),
     };
     new.max_duration_ms = some_time("max_duration_ms", task.max_duration_ms, 1, bounds::DURATION_MS)?;
+    let longest = Cost::MAX.thousandths().into();
+    new.expected_ms = some_time("expected_ms", task.expected_ms, 1, longest)?;
     new.expires_ms = some_time("expires_ms", task.expires_ms, 1, bounds::DELAY_MS)?;
     new.attach_ms = some_time("attach_ttl_ms", task.attach_ttl_ms, bounds::ATTACH_MIN_MS, bounds::ATTACH_MS)?;
     new.unique = unique(&task.unique_key, task.unique_ms)?;
@@ -156,12 +158,32 @@ pub fn settings(settings: &Settings) -> v1::QueueSettings {
         }),
         retention_ms: Some(settings.retention_ms),
         paused: Some(settings.paused),
+        share: Some(share(settings.share).into()),
+    }
+}
+
+/// What a queue's keys share, on the wire.
+fn share(share: Share) -> v1::Share {
+    match share {
+        Share::Tasks => v1::Share::Tasks,
+        Share::Time => v1::Share::Time,
+    }
+}
+
+/// What a queue's keys share, from the wire.
+fn parse_share(share: i32) -> Result<Share, Refusal> {
+    match v1::Share::try_from(share) {
+        Ok(v1::Share::Tasks) => Ok(Share::Tasks),
+        Ok(v1::Share::Time) => Ok(Share::Time),
+        Ok(v1::Share::Unspecified) | Err(_) => {
+            Err(Refusal::invalid("share", format!("{share} is nothing to share; use tasks (1) or time (2)")))
+        }
     }
 }
 
 /// A queue's settings as they are when this has been changed of them.
 pub fn changed(mut settings: Settings, change: &v1::QueueSettings) -> Result<Settings, Refusal> {
-    let v1::QueueSettings { retry, retention_ms, paused } = change;
+    let v1::QueueSettings { retry, retention_ms, paused, share } = change;
     if let Some(retry) = retry {
         let within = |refusal: Refusal| refusal.within("retry");
         if let Some(n) = retry.max_attempts {
@@ -177,6 +199,9 @@ pub fn changed(mut settings: Settings, change: &v1::QueueSettings) -> Result<Set
     }
     settings.retention_ms = retention_ms.unwrap_or(settings.retention_ms);
     settings.paused = paused.unwrap_or(settings.paused);
+    if let Some(share) = share {
+        settings.share = parse_share(*share)?;
+    }
     settings.check()?;
     Ok(settings)
 }
@@ -196,6 +221,7 @@ fn terms(terms: &Terms) -> v1::Terms {
         retry: terms.backoff.map(retry),
         expires_at_ms: terms.expires.map_or(0, |at| at.0),
         attach_ttl_ms: terms.attach_ms,
+        expected_ms: terms.expected_ms,
     }
 }
 
@@ -205,6 +231,7 @@ fn parse_terms(terms: &v1::Terms) -> Result<Option<Arc<Terms>>, Refusal> {
         backoff: backoff.transpose().map_err(|refusal| refusal.within("retry"))?.flatten(),
         expires: (terms.expires_at_ms > 0).then_some(Millis(terms.expires_at_ms)),
         attach_ms: terms.attach_ttl_ms,
+        expected_ms: terms.expected_ms,
     };
     Ok((terms != Terms::default()).then(|| Arc::new(terms)))
 }
@@ -273,6 +300,7 @@ pub fn run(run: &Run, max_duration_ms: u64) -> v1::Run {
         chained: run.charge.chained,
         lost: run.lost.into(),
         terms: run.terms.as_deref().map(terms),
+        timed: run.charge.timed,
     }
 }
 
@@ -290,6 +318,7 @@ pub fn parse_run(run: &v1::Run) -> Result<Run, Refusal> {
         cost: Cost::new(run.cost_thousandths)?,
         weight: weight(run.weight_thousandths)?,
         chained: run.chained,
+        timed: run.timed,
     };
     let terms = run.terms.as_ref().map(|terms| parse_terms(terms).map_err(|refusal| refusal.within("terms")));
     Ok(Run {
@@ -459,7 +488,7 @@ mod tests {
             lane: LaneId { queue: QueueId(7), priority: Priority(9), class: Class(15) },
             level: Level::from_bytes([7; 16]),
             key: Key::new("acme/ü").unwrap(),
-            charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: true },
+            charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: true, timed: true },
             attempt: 1_000,
             max_attempts: 1,
             lost: 255,
@@ -467,12 +496,14 @@ mod tests {
                 backoff: Some(Backoff { first_ms: 1, factor: 1_500, max_ms: 70 }),
                 expires: Some(Millis(9)),
                 attach_ms: 1_000,
+                expected_ms: 30_000,
             })),
             fence: Fence { epoch: Epoch(3), dispatch: 9 },
             started: Millis(5),
         };
         assert_eq!(parse_run(&run(&there, 70)), Ok(there.clone()));
-        let plain = Run { terms: None, ..there };
+        let charge = Charge { chained: false, timed: false, ..there.charge };
+        let plain = Run { terms: None, charge, ..there };
         assert_eq!(parse_run(&run(&plain, 0)), Ok(plain));
     }
 
@@ -489,6 +520,9 @@ mod tests {
         assert_eq!(field(|t| (t.delay_ms, t.run_at_ms) = (Some(1), Some(1))), "delay_ms");
         assert_eq!(field(|t| t.delay_ms = Some(u64::MAX)), "delay_ms");
         assert_eq!(field(|t| t.max_duration_ms = Some(0)), "max_duration_ms");
+        assert_eq!(field(|t| t.expected_ms = Some(0)), "expected_ms");
+        assert_eq!(field(|t| t.expected_ms = Some(1_000_000_001)), "expected_ms");
+        assert_eq!(field(|t| t.expected_ms = Some(1_000_000_000)), "");
         assert_eq!(field(|t| t.expires_ms = Some(0)), "expires_ms");
         assert_eq!(field(|t| t.attach_ttl_ms = Some(999)), "attach_ttl_ms");
         assert_eq!(field(|t| t.unique_ms = Some(1)), "unique_ms");
@@ -537,6 +571,32 @@ mod tests {
         let after = changed(before.clone(), &change).unwrap();
         assert_eq!(after, Settings { paused: true, ..before.clone() });
         assert_eq!(changed(before, &settings(&after)), Ok(after));
+    }
+
+    #[test]
+    fn what_is_shared_is_one_of_what_there_is() {
+        let share = |n: i32| {
+            let change = v1::QueueSettings { share: Some(n), ..Default::default() };
+            changed(Settings::default(), &change)
+        };
+        for (wire, ours) in [(v1::Share::Tasks, Share::Tasks), (v1::Share::Time, Share::Time)] {
+            let set = share(wire.into()).unwrap();
+            assert_eq!(set, Settings { share: ours, ..Settings::default() });
+            assert_eq!(settings(&set).share(), wire);
+            // What says nothing of it leaves it as it is.
+            assert_eq!(changed(set.clone(), &v1::QueueSettings::default()), Ok(set));
+        }
+        for wrong in [v1::Share::Unspecified.into(), 3, -1] {
+            let refusal = share(wrong).unwrap_err();
+            assert_eq!(refusal.field, "share");
+            assert_eq!(refusal.message, format!("{wrong} is nothing to share; use tasks (1) or time (2)"));
+        }
+    }
+
+    #[test]
+    fn what_a_task_is_expected_to_take_comes_through() {
+        let new = |expected_ms| new_task(v1::NewTask { expected_ms, ..Default::default() }).unwrap();
+        assert_eq!((new(Some(30_000)).expected_ms, new(None).expected_ms), (30_000, 0));
     }
 
     #[test]

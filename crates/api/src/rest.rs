@@ -97,6 +97,11 @@ pub struct NewTask {
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 31_536_000_000_u64)]
     pub max_duration_ms: Option<u64>,
+    /// How long a run of it takes, as far as you know. What it is charged where its queue shares time; like the last
+    /// runs of its key if nobody says.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1_000_000_000)]
+    pub expected_ms: Option<u64>,
     /// It may start after so long.
     #[serde(default, deserialize_with = "whole")]
     #[schema(maximum = 315_360_000_000_u64)]
@@ -289,6 +294,7 @@ impl NewTask {
             priority: self.priority,
             retry: retry.map_err(|refusal| refusal.within("retry"))?,
             max_duration_ms: self.max_duration_ms,
+            expected_ms: self.expected_ms,
             content_type,
             delay_ms: self.delay_ms,
             run_at_ms: self.run_at_ms,
@@ -432,6 +438,9 @@ pub struct Task {
     /// How long one run may take, if that is bounded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_duration_ms: Option<u64>,
+    /// How long a run of it takes, as its caller said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_ms: Option<u64>,
     /// While it is scheduled: when it is due, in milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due_ms: Option<u64>,
@@ -540,6 +549,7 @@ impl From<v1::Task> for Task {
             payload_bytes: (task.accepted_ms > 0).then_some(task.payload_bytes),
             content_type: said(task.content_type),
             max_duration_ms: task.max_duration_ms,
+            expected_ms: task.expected_ms,
             due_ms: task.due_ms.filter(|_| state == State::Scheduled),
             expires_at_ms: task.expires_at_ms,
             attach_ttl_ms: task.attach_ttl_ms,
@@ -922,6 +932,38 @@ pub struct QueueSettings {
     /// Nothing of it is started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
+    /// What its keys share: every task counts one, or the time that it takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
+}
+
+/// What a queue's keys share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Share {
+    /// Every task counts one.
+    Tasks,
+    /// A task counts the time that it takes.
+    Time,
+}
+
+impl Share {
+    /// From the wire. None: nothing is said.
+    pub fn of(settings: &v1::QueueSettings) -> Option<Share> {
+        match settings.share() {
+            v1::Share::Tasks => Some(Share::Tasks),
+            v1::Share::Time => Some(Share::Time),
+            v1::Share::Unspecified => None,
+        }
+    }
+
+    /// On the wire.
+    pub fn to_wire(self) -> v1::Share {
+        match self {
+            Share::Tasks => v1::Share::Tasks,
+            Share::Time => v1::Share::Time,
+        }
+    }
 }
 
 impl QueueSettings {
@@ -932,6 +974,7 @@ impl QueueSettings {
             retry: retry.map_err(|refusal| refusal.within("retry"))?,
             retention_ms: self.retention_ms,
             paused: self.paused,
+            share: self.share.map(|share| share.to_wire().into()),
         })
     }
 }
@@ -939,6 +982,7 @@ impl QueueSettings {
 impl From<v1::QueueSettings> for QueueSettings {
     fn from(settings: v1::QueueSettings) -> QueueSettings {
         QueueSettings {
+            share: Share::of(&settings),
             retry: settings.retry.map(Retry::from),
             retention_ms: settings.retention_ms,
             paused: settings.paused,
@@ -1046,7 +1090,8 @@ pub struct QueueKey {
     pub running: u64,
     /// Starts within the last minute or so.
     pub started: u64,
-    /// Its part of the queue's starts within the last minute or so, 0 to 1.
+    /// Its part of what the queue's keys share, within the last minute or so, 0 to 1: of its starts, or of the time of
+    /// its runs.
     pub share: f64,
     /// The part that is due to it while it waits: its weight among those of all keys that wait, 0 to 1.
     pub share_due: f64,

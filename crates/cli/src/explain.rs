@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use evenhand::{Client, Kind, Refusal};
-use evenhand_api::rest::{QueueKey, Shard, State, Status, Task, Worker};
+use evenhand_api::rest::{QueueKey, Shard, Share, State, Status, Task, Worker};
 use serde::Serialize;
 
 use crate::Done;
@@ -48,6 +48,9 @@ struct Known {
     /// What its key gets and what is due to it. Absent: it is not among the busiest.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<QueueKey>,
+    /// What the keys of its queue share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    share: Option<Share>,
     /// Workers that serve its queue.
     workers: Vec<Worker>,
     /// Its shard, with the start gate.
@@ -69,7 +72,7 @@ pub(crate) async fn run(args: Args) -> Done {
 
 async fn look(client: &Client, id: &str) -> Result<Known, Refusal> {
     let task = Task::from(client.get(id).await?);
-    let mut known = Known { task, key: None, workers: Vec::new(), shard: None };
+    let mut known = Known { task, key: None, share: None, workers: Vec::new(), shard: None };
     let status = Status::from(client.status().await?);
     let shard = id.split('-').next().and_then(|shard| shard.parse::<u32>().ok());
     known.shard = status.shards.into_iter().find(|its| Some(its.id) == shard);
@@ -79,12 +82,15 @@ async fn look(client: &Client, id: &str) -> Result<Known, Refusal> {
     let serves = |worker: &Worker| worker.queues.iter().any(|served| served.queue == known.task.queue);
     let workers = client.workers().await?.into_iter().map(Worker::from);
     known.workers = workers.filter(serves).collect();
-    known.key = match client.queue(&known.task.queue, 1_000).await {
-        Ok(queue) => queue.keys.into_iter().map(QueueKey::from).find(|key| key.key == known.task.key),
+    match client.queue(&known.task.queue, 1_000).await {
+        Ok(queue) => {
+            known.share = queue.settings.as_ref().and_then(Share::of);
+            known.key = queue.keys.into_iter().map(QueueKey::from).find(|key| key.key == known.task.key);
+        }
         // Its last task has ended since.
-        Err(refusal) if refusal.kind == Kind::NotFound => None,
+        Err(refusal) if refusal.kind == Kind::NotFound => {}
         Err(refusal) => return Err(refusal),
-    };
+    }
     Ok(known)
 }
 
@@ -207,7 +213,7 @@ fn is_short(key: &QueueKey) -> bool {
 }
 
 fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
-    let Known { task, key, workers, shard } = &explained.facts;
+    let Known { task, key, share, workers, shard } = &explained.facts;
     let mut facts = Facts::new(room, paint);
     let attempt = show::attempt(task, " of ").map(|attempt| format!("attempt {attempt}"));
     let accepted = task.accepted_ms.map(|at| format!("accepted {} ago", show::age(show::since(at))));
@@ -245,8 +251,12 @@ fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
                 false => "as is due, or more",
             };
             let (got, due) = (show::percent(key.share), show::percent(key.share_due));
+            let what = match share {
+                Some(Share::Time) => "time of its queue's runs",
+                Some(Share::Tasks) | None => "starts",
+            };
             facts
-                .fact("share", format!("got {got} of the starts of the last minute, {due} is due: {judged}"));
+                .fact("share", format!("got {got} of the {what} of the last minute, {due} is due: {judged}"));
         }
     }
     if !task.state.is_over() {
@@ -310,7 +320,13 @@ mod tests {
         };
         let shard = wire::Shard { open: true, room: true, ..wire::Shard::default() };
         let status = wire::StatusResponse { shards: vec![shard], ..wire::StatusResponse::default() };
-        Known { task: task.into(), key: None, workers: Vec::new(), shard: Status::from(status).shards.pop() }
+        Known {
+            task: task.into(),
+            key: None,
+            share: None,
+            workers: Vec::new(),
+            shard: Status::from(status).shards.pop(),
+        }
     }
 
     fn worker(seat: &str, running: u32, why_not: &str) -> Worker {
@@ -389,6 +405,35 @@ mod tests {
                   wait; or add slots: evenhand worker --slots N, or another worker
                   its key got less than its share over the last minute: as it must if it began to wait just now
             "#]],
+        );
+    }
+
+    #[test]
+    fn where_time_is_shared_the_share_is_of_time() {
+        let key = QueueKey {
+            key: "acme".into(),
+            weight: 1.0,
+            waiting: 40,
+            running: 4,
+            started: 2,
+            share: 0.5,
+            share_due: 0.5,
+            paused: false,
+        };
+        let known = Known {
+            key: Some(key),
+            share: Some(Share::Time),
+            workers: vec![worker("gpu-1", 8, "")],
+            ..waiting()
+        };
+        let (why, hints) = meaning(&known);
+        let said = text(&Explained { why, hints, facts: known }, None, Paint::NONE);
+        let share = said.lines().find(|line| line.trim_start().starts_with("share"));
+        assert_eq!(
+            share.map(str::trim),
+            Some(
+                "share     got 50 % of the time of its queue's runs of the last minute, 50 % is due: as is due, or more"
+            )
         );
     }
 

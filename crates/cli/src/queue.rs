@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args as ClapArgs, Subcommand};
-use evenhand::{QueueSettings, Retries};
+use clap::{ArgGroup, Args as ClapArgs, Subcommand, ValueEnum};
+use evenhand::{QueueSettings, Retries, Share};
 use evenhand_api::rest;
 
 use crate::client::LookArgs;
@@ -84,13 +84,14 @@ fn weight(text: &str) -> Result<f64, String> {
 #[derive(Debug, ClapArgs)]
 #[command(
     group = ArgGroup::new("what").required(true).multiple(true).args([
-        "max_attempts", "backoff", "backoff_factor", "max_backoff", "max_lost", "retention",
+        "max_attempts", "backoff", "backoff_factor", "max_backoff", "max_lost", "retention", "share",
     ]),
     after_help = "\
 Examples:
   evenhand queue set render --max-attempts 8 --backoff 1s --max-backoff 10m
   evenhand queue set render --retention 7d
   evenhand queue set render --retention 0 --if-version 3
+  evenhand queue set render --share time
 
 The queue is made if it is new. A task that is submitted with its own retries keeps them."
 )]
@@ -115,11 +116,32 @@ pub(crate) struct SetArgs {
     /// How long ends are remembered, with their results; 0 is not at all
     #[arg(long, value_parser = parse::duration_or_zero, value_name = "TIME")]
     retention: Option<Duration>,
+    /// What its keys share
+    #[arg(long, value_name = "WHAT")]
+    share: Option<ShareArg>,
     /// Only if the settings still have this version
     #[arg(long, value_name = "VERSION")]
     if_version: Option<u64>,
     #[command(flatten)]
     look: LookArgs,
+}
+
+/// What keys share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ShareArg {
+    /// Every task counts one
+    Tasks,
+    /// A task counts the time that it takes
+    Time,
+}
+
+impl ShareArg {
+    fn to_wire(self) -> Share {
+        match self {
+            ShareArg::Tasks => Share::Tasks,
+            ShareArg::Time => Share::Time,
+        }
+    }
 }
 
 pub(crate) async fn run(command: Command) -> Done {
@@ -149,6 +171,9 @@ async fn set(args: SetArgs) -> Done {
     }
     if let Some(retention) = args.retention {
         settings = settings.retention(retention);
+    }
+    if let Some(share) = args.share {
+        settings = settings.share(share.to_wire());
     }
     if let Some(version) = args.if_version {
         settings = settings.if_version(version);
@@ -236,6 +261,7 @@ mod tests {
     fn something_must_be_changed() {
         let reads = |words: &[&str]| Line::try_parse_from(["set", "render"].iter().chain(words)).is_ok();
         assert!(reads(&["--retention", "0"]) && reads(&["--backoff", "0", "--max-lost", "3"]));
+        assert!(reads(&["--share", "time"]) && reads(&["--share", "tasks"]) && !reads(&["--share", "both"]));
         assert!(!reads(&[]) && !reads(&["--if-version", "3"]) && !reads(&["--max-lost", "0"]));
     }
 }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evenhand_api::rest::{
-    Event, Progress, Queue, QueueDetail, QueueSet, QueueSettings, ServedQueue, Shard, State, Status, Task,
-    Try, Worker,
+    Event, Progress, Queue, QueueDetail, QueueSet, QueueSettings, ServedQueue, Shard, Share, State, Status,
+    Task, Try, Worker,
 };
 
 use crate::table::{Cell, Table, bytes, column, count, number, of};
@@ -201,6 +201,7 @@ pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> Strin
         facts.fact("payload", format!("{}{kind}", bytes(size)));
     }
     facts.fact("may take", task.max_duration_ms.map_or_else(String::new, age));
+    facts.fact("expected", task.expected_ms.map_or_else(String::new, |ms| format!("to take {}", age(ms))));
     if let Some(expires) = task.expires_at_ms.filter(|_| !task.state.is_over()) {
         let left = expires.saturating_sub(now());
         facts.fact("expires", if left == 0 { "now".into() } else { format!("in {}", age(left)) });
@@ -442,6 +443,11 @@ fn settings(facts: &mut Facts, settings: &QueueSettings, version: u64) {
         ms => format!("ends are remembered for {}", age(ms)),
     });
     facts.fact("retention", kept.unwrap_or_default());
+    let share = settings.share.map(|share| match share {
+        Share::Tasks => "keys share tasks: every task counts one",
+        Share::Time => "keys share time: a task counts the time that it takes",
+    });
+    facts.fact("share", share.unwrap_or_default());
     facts.fact("version", version.to_string());
 }
 
@@ -575,6 +581,7 @@ mod tests {
             priority: 5,
             attempt: 4,
             max_attempts: 8,
+            expected_ms: Some(300_000),
             due_ms: Some(now() + 46_440_000),
             expires_at_ms: Some(now() + 9_000_000),
             error: "it ended with exit code 3".into(),
@@ -590,6 +597,7 @@ mod tests {
               queue     render
               attempt   4 of 8
               priority  5
+              expected  to take 5 min
               expires   in 2 h
               replay of 0-7
               replayed  as 0-99
@@ -620,8 +628,12 @@ mod tests {
             max_backoff_ms: Some(3_600_000),
             max_lost: Some(3),
         };
-        let settings =
-            wire::QueueSettings { retry: Some(retry), retention_ms: Some(86_400_000), paused: Some(true) };
+        let settings = wire::QueueSettings {
+            retry: Some(retry),
+            retention_ms: Some(86_400_000),
+            paused: Some(true),
+            share: Some(wire::Share::Time.into()),
+        };
         let queue = wire::Queue { name: "render".into(), paused: true, waiting: 1_200, ..Default::default() };
         let detail = wire::QueueResponse {
             queue: Some(queue),
@@ -639,6 +651,7 @@ mod tests {
               backoff   250 ms before the second try, then 2 times as long each time, at most 60 min
               lost      a task is given up after 3 runs that were lost with their workers
               retention ends are remembered for 24 h
+              share     keys share time: a task counts the time that it takes
               version   3
         "#]]
         .assert_eq(&format!("shown:\n{}", queue_text(&detail.into(), None, Paint::NONE)));

@@ -89,8 +89,11 @@ fn check_text(place: &Place, checked: &Checked) -> String {
     let dir = place.dir.display();
     if checked.problems.is_empty() {
         let (files, read) = (of(checked.files, "file"), bytes(checked.bytes));
-        let (tasks, rows) = (of(checked.tasks, "task"), count(checked.rows));
-        return format!("{dir} is whole: {files}, {read}, {tasks}, {rows} of them in lanes\n");
+        let (tasks, timers) = (of(checked.tasks, "task"), of(checked.timers, "timer"));
+        let (rows, ended) = (count(checked.rows), count(checked.ended));
+        return format!(
+            "{dir} is whole: {files}, {read}, {tasks} ({rows} in lanes, {ended} ended), {timers}\n"
+        );
     }
     let mut text = format!("{dir} is damaged:\n");
     for problem in &checked.problems {
@@ -106,7 +109,9 @@ fn check_json(checked: &Checked) -> String {
         "files": checked.files,
         "bytes": checked.bytes,
         "tasks": checked.tasks,
+        "ended": checked.ended,
         "rows": checked.rows,
+        "timers": checked.timers,
     });
     format!("{json:#}\n")
 }

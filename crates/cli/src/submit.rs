@@ -45,11 +45,12 @@ Examples:
   evenhand submit mail --max-attempts 10 --backoff 5s --max-backoff 10m 'bill 17'
   evenhand submit mail --unique bill-17 --unique-for 1h 'bill 17'
   evenhand submit render --wait --attached 'page 7'
+  evenhand submit render --key acme --expected 5m 'a long film'
 
 A line of a batch is a JSON object with any of: payload (any JSON value, given to the worker as JSON), text (given \
 as it is), base64 (bytes), content_type, key, weight, priority, retry (an object with max_attempts, backoff_ms, \
-factor, max_backoff_ms), max_duration_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms. What \
-a line does not say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
+factor, max_backoff_ms), max_duration_ms, expected_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, \
+unique_ms. What a line does not say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
 pub(crate) struct Args {
     /// The queue; made if it is new
     queue: String,
@@ -71,6 +72,9 @@ pub(crate) struct Args {
     /// How long one run may take
     #[arg(long, value_parser = parse::duration, value_name = "TIME")]
     max_duration: Option<Duration>,
+    /// How long a run takes, as far as you know: what it is charged where its queue shares time
+    #[arg(long, value_parser = parse::duration, value_name = "TIME")]
+    expected: Option<Duration>,
     /// Start it after so long
     #[arg(long, value_parser = parse::duration, value_name = "TIME", conflicts_with = "at")]
     delay: Option<Duration>,
@@ -200,6 +204,7 @@ fn flagged(args: &Args, task: rest::NewTask) -> Result<wire::NewTask, Refusal> {
         priority: task.priority.or(args.priority),
         retry: (retry != wire::Retry::default()).then_some(retry),
         max_duration_ms: task.max_duration_ms.or_else(|| ms(args.max_duration)),
+        expected_ms: task.expected_ms.or_else(|| ms(args.expected)),
         delay_ms,
         run_at_ms,
         expires_ms: task.expires_ms.or_else(|| ms(args.expires)),
@@ -500,6 +505,7 @@ mod tests {
             "{\"key\": \"a\\u0000b\"}",
             "{\"content_type\": \"json\"}",
             "{\"max_duration_ms\": 0}",
+            "{\"expected_ms\": 1e10}",
             "{\"key\": \"a\", \"key\": \"b\"}",
             "{\"key\": \"a\"",
             "{\"key\": a}",
@@ -513,7 +519,7 @@ mod tests {
             .map(|line| format!("{line}  ->  {}\n", batch_line(&args(&[]), line).unwrap_err()))
             .collect();
         expect![[r#"
-            {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, retry, max_duration_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms
+            {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, retry, max_duration_ms, expected_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms
             {"priority": -1}  ->  priority: -1 is out of range, or not a whole number
             {"priority": "high"}  ->  priority: invalid type: string "high", expected a JSON number
             {"key": 3}  ->  key: invalid type: integer `3`, expected a string
@@ -523,6 +529,7 @@ mod tests {
             {"key": "a\u0000b"}  ->  key contains the control character '\0'; remove it
             {"content_type": "json"}  ->  content_type "json" is none; one looks like text/plain
             {"max_duration_ms": 0}  ->  max_duration_ms 0 is out of range; use 1 to 31536000000
+            {"expected_ms": 1e10}  ->  expected_ms 10000000000 is out of range; use 1 to 1000000000
             {"key": "a", "key": "b"}  ->  key is given twice
             {"key": "a"  ->  is no JSON: EOF while parsing an object (column 11)
             {"key": a}  ->  is no JSON: expected value (column 9)
@@ -587,6 +594,8 @@ mod tests {
         // A line that says when it starts says all of it.
         let task = line(&["--delay", "1m", "--expires", "1h"], r#"{"run_at_ms": 7}"#).unwrap();
         assert_eq!((task.delay_ms, task.run_at_ms, task.expires_ms), (None, Some(7), Some(3_600_000)));
+        let expected = |text: &str| line(&["--expected", "5m"], text).unwrap().expected_ms;
+        assert_eq!((expected("{}"), expected(r#"{"expected_ms": 7}"#)), (Some(300_000), Some(7)));
         let task = line(&["--at", "1970-01-01T00:00:09Z"], "{}").unwrap();
         assert_eq!((task.delay_ms, task.run_at_ms), (None, Some(9_000)));
         let task = line(&["--batch", "-", "--unique-for", "1m"], r#"{"unique_key": "a"}"#).unwrap();

@@ -31,7 +31,7 @@ fn given() -> TempDir {
                 lane,
                 place: Place::Lane(Level::new(Default::default(), id)),
                 key: key.clone(),
-                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+                charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
                 attempt: 1,
                 max_attempts: 1,
                 lost: 0,
@@ -51,13 +51,19 @@ fn given() -> TempDir {
         rows: 3,
         chained: 3,
         refund: Default::default(),
+        credit: Default::default(),
+        average: Default::default(),
         weight: Weight::ONE,
     };
     let max = Level::new(Default::default(), 3);
     changes.extend([
         Change::Queue {
             queue: QueueId(0),
-            record: QueueRecord { name: QueueName::new("render").unwrap(), totals },
+            record: QueueRecord {
+                name: QueueName::new("render").unwrap(),
+                totals,
+                average: Default::default(),
+            },
         },
         Change::Lane { lane, record: LaneRecord { max, ..LaneRecord::default() } },
         Change::Key { lane, key, record: Some(record) },
@@ -89,7 +95,7 @@ fn a_whole_store_is_said_to_be_whole() {
         given().path(),
         0,
         &expect![[r#"
-            DIR is whole: 1 file, 904 B, 3 tasks, 3 of them in lanes
+            DIR is whole: 1 file, 904 B, 3 tasks (3 in lanes, 0 ended), 0 timers
         "#]],
     );
 }
@@ -201,6 +207,7 @@ fn programs_get_json() {
     };
     let checked = json("check");
     assert_eq!((&checked["whole"], &checked["tasks"]), (&true.into(), &3.into()));
+    assert_eq!((&checked["rows"], &checked["ended"], &checked["timers"]), (&3.into(), &0.into(), &0.into()));
     let info = json("info");
     assert_eq!(info["shards"][0]["queues"][0]["queue"], "render");
     assert_eq!(info["shards"][0]["queues"][0]["unfinished"], 3);

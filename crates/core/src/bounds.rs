@@ -69,10 +69,21 @@ pub const DEFAULT_LOST: u8 = 3;
 pub const TRIES_KEPT: u16 = 20;
 /// Longest error text that is kept of a try before the last, in bytes.
 pub const TRY_ERROR_BYTES: usize = 1_024;
-/// Most keys of a shard that may be paused, or come back: they stay in memory.
-pub const PARKED_KEYS: usize = 10_000;
-/// Parked rows of one key that memory holds at most.
-pub const PARKED_IN_MEMORY: usize = 500;
+/// Most keys of a shard that may be paused: they stay in memory.
+pub const PAUSED_KEYS: usize = 10_000;
+/// Rows of one key that are given places ahead of time where a queue shares time, or as many as run. Fewer follow
+/// what runs really took more closely; more than a commit can bring keep a slot from waiting for it.
+pub const PLACED_AHEAD: u32 = 8;
+/// Most shelves for the others, over all keys: they stay in memory. Tasks of further keys are placed at once.
+pub const SHELVES: usize = 100_000;
+/// Parked rows that memory should hold, divided among the shelves.
+pub const PARKED_IN_MEMORY: usize = 200_000;
+/// But at least so many of each: twice what is placed ahead.
+pub const SHELF_MIN: usize = 16;
+/// And at most so many.
+pub const SHELF_MAX: usize = 500;
+/// Most reads of shelves that one step asks for: after a restart there may be many to read.
+pub const SHELF_READS: usize = 256;
 /// Most rows of one lane: the rows of one key are counted in 32 bits, and one key may have them all.
 pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
 /// Most weights by override in one queue: they stay in memory for good.

@@ -57,6 +57,9 @@ bugs! {
     CancelLost = "cancel of a running task lost on a crash",
     SegmentDropped = "segment dropped with a task in it",
     ParkedCredit = "a paused key coming back with credit",
+    TimeNotCounted = "a run's real time not counted where time is shared",
+    PlacedAtOnce = "a backlog that shares time placed all at once",
+    CreditNotGiven = "a run's time that was charged and not taken not given back",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::backlog::{Charge, Level, VTime, Weight};
+use crate::backlog::{Average, Charge, Level, VTime, Weight};
 use crate::bounds;
 use crate::life::{Backoff, End, Outcome, Terms};
 use crate::messages::Run;
@@ -93,21 +93,30 @@ pub enum Change {
     },
     /// A parked row is not needed any more: its task has ended. (One that moves goes with its move.)
     Unparked {
-        /// The queue.
-        queue: QueueId,
+        /// The lane beside which it stood.
+        lane: LaneId,
         /// The key.
         key: Key,
         /// Its level on the shelf.
         level: Level,
     },
-    /// What is saved of a key whose rows are parked; None if none are, and it may run.
+    /// What is saved of a key's rows that are parked beside a lane; None if none are.
     Parked {
-        /// The queue.
-        queue: QueueId,
+        /// The lane.
+        lane: LaneId,
         /// The key.
         key: Key,
         /// What to remember.
         record: Option<ParkedRecord>,
+    },
+    /// Whether a key is paused: none of its tasks is started.
+    Paused {
+        /// The queue.
+        queue: QueueId,
+        /// The key.
+        key: Key,
+        /// It is.
+        paused: bool,
     },
     /// A queue's settings.
     Settings {
@@ -313,7 +322,7 @@ pub enum Timed {
     },
 }
 
-/// What is saved of a shelf: of the timers, or of a parked key.
+/// What is saved of a shelf: of the timers, or of parked rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShelfRecord {
     /// All at or below are over.
@@ -322,24 +331,13 @@ pub struct ShelfRecord {
     pub max: Level,
 }
 
-/// What is saved of a key whose rows are parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is saved of a key's rows that are parked beside a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParkedRecord {
-    /// It may not run.
-    pub paused: bool,
     /// Rows on its shelf.
     pub rows: u64,
     /// The levels of the shelf. Rows at or below the ack level are gone one by one: nothing is deleted by range.
     pub shelf: ShelfRecord,
-}
-
-/// A parked row.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParkedRow {
-    /// The lane that it comes from and goes back to.
-    pub lane: LaneId,
-    /// The row; its level is that on the shelf.
-    pub row: Row,
 }
 
 /// One try at a task, when it was over.
@@ -450,6 +448,10 @@ pub struct KeyRecord {
     pub chained: u32,
     /// Charges of rows that were parked, to be given back when no row waits in the lane any more.
     pub refund: VTime,
+    /// What its runs took less than they were charged, and has not been given back yet.
+    pub credit: VTime,
+    /// How long its runs took of late; none where nobody needs to know.
+    pub average: Average,
     /// What its latest accepted task asked for.
     pub weight: Weight,
 }
@@ -533,6 +535,8 @@ pub struct QueueRecord {
     pub name: QueueName,
     /// How many tasks it has had.
     pub totals: Totals,
+    /// How long their runs took of late; none where nobody needs to know.
+    pub average: Average,
 }
 
 /// How many tasks a queue has had, and how they ended: counted, never obtained by scanning.
@@ -555,8 +559,8 @@ pub struct Totals {
 impl Totals {
     /// Tasks accepted that have not ended: scheduled, waiting or running.
     pub fn unfinished(&self) -> u64 {
-        let ended = self.succeeded + self.failed + self.canceled + self.expired;
-        self.accepted.saturating_sub(ended)
+        let ended = [self.succeeded, self.failed, self.canceled, self.expired];
+        ended.into_iter().fold(self.accepted, u64::saturating_sub)
     }
 }
 
@@ -585,8 +589,10 @@ pub struct Metadata {
     pub timers: ShelfRecord,
     /// Every running task that somebody wants stopped.
     pub canceling: Vec<TaskId>,
-    /// Every key whose rows are parked.
-    pub parked: Vec<(QueueId, Key, ParkedRecord)>,
+    /// Every key with rows that are parked beside a lane.
+    pub parked: Vec<(LaneId, Key, ParkedRecord)>,
+    /// Every key that is paused.
+    pub paused: Vec<(QueueId, Key)>,
     /// The settings of every queue that has some of its own.
     pub settings: Vec<(QueueId, SettingsRecord)>,
     /// The store's id; None if it has none yet.
@@ -641,11 +647,15 @@ impl Metadata {
         if let Some((queue, key, _)) = self.overrides.iter().find(|(queue, ..)| !rows.contains_key(queue)) {
             return Err(format!("key {key} has a weight in queue {queue}, which does not exist"));
         }
-        for (queue, key, record) in &self.parked {
-            match rows.get_mut(queue) {
-                Some(rows) if record.shelf.max.seq() < self.next_seq.max(1) => *rows += record.rows,
-                _ => return Err(format!("key {key} of queue {queue} is parked, but there is no such queue")),
+        for (lane, key, record) in &self.parked {
+            let known = lanes.contains(lane) && record.shelf.max.seq() < self.next_seq.max(1);
+            match rows.get_mut(&lane.queue).filter(|_| known) {
+                Some(rows) => *rows = rows.saturating_add(record.rows),
+                None => return Err(format!("key {key} is parked beside lane {lane}, which does not exist")),
             }
+        }
+        if let Some((queue, key)) = self.paused.iter().find(|(queue, _)| !rows.contains_key(queue)) {
+            return Err(format!("key {key} is paused in queue {queue}, which does not exist"));
         }
         if let Some((queue, _)) = self.settings.iter().find(|(queue, _)| !rows.contains_key(queue)) {
             return Err(format!("queue {queue} has settings, but does not exist"));
@@ -655,7 +665,8 @@ impl Metadata {
             return Err(format!("there are timers up to {max}, but the next seq is {next}"));
         }
         for (id, record) in &self.queues {
-            let (kept, counted) = (record.totals.unfinished(), rows[id] + record.totals.scheduled);
+            let (kept, counted) =
+                (record.totals.unfinished(), rows[id].saturating_add(record.totals.scheduled));
             if kept != counted {
                 let name = &record.name;
                 return Err(format!("queue {name} counts {kept} unfinished tasks, its keys count {counted}"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::backlog::Lane;
 use crate::names::{QueueId, WorkerId};
 use crate::owner::Owner;
-use crate::shard::Shard;
+use crate::shard::{Parked, ParkedKey, Shard};
 use crate::timers::due_at;
 use crate::workers::LiveRun;
 
@@ -21,14 +21,20 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
         }
     }
     timers(shard)?;
-    for ((_, key), parked) in &shard.parked {
+    for (at, parked) in &shard.parked {
+        let (lane, key) = at;
+        let paused = shard.key_is_paused(lane.queue, key);
         parked.shelf.check().map_err(|what| format!("parked rows of key {key}: {what}"))?;
         let window = &parked.shelf.window;
+        let looked_at = paused || !shard.may_start() || shard.is_returning(at);
         let read = window.is_reading() || parked.shelf.read_retry.is_some();
-        ensure(parked.paused || !shard.may_start() || !window.is_unread() || read, || {
-            format!("key {key} may run again, and no read of its parked rows is on its way")
+        ensure(looked_at || !window.is_unread() || read, || {
+            format!("key {key} may run, and no read of its parked rows is on its way")
         })?;
-        ensure(parked.paused || parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
+        ensure(looked_at || !shard.is_due_back(at), || {
+            format!("key {key} has parked rows that may have their places, and nothing will give them")
+        })?;
+        ensure(parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
     }
     let aside = shard.unreported_aside();
     ensure(aside == 0 || !shard.may_start(), || {
@@ -158,6 +164,13 @@ fn slots(shard: &Shard) -> Result<(), String> {
 
 /// Counts that are kept equal what they count.
 fn queues(shard: &Shard) -> Result<(), String> {
+    for (_, lane) in shard.lane_states() {
+        let of_lane =
+            |((of, key), _): &(&ParkedKey, &Parked)| *of == lane.id && !shard.key_is_paused(of.queue, key);
+        let to_come: u64 = shard.parked.iter().filter(of_lane).map(|(_, parked)| parked.rows).sum();
+        let kept = lane.places.to_come;
+        ensure(to_come == kept, || format!("lane {}: {to_come} rows are to come, {kept} counted", lane.id))?;
+    }
     for (n, queue) in shard.queues.iter().enumerate() {
         let id = QueueId(n as u32);
         let running = shard.runs.values().filter(|live| live.run.lane.queue == id).count() as u64;

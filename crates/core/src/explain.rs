@@ -77,7 +77,7 @@ impl Shard {
     /// The same for many tasks, at the cost of one walk over the windows that they are in.
     pub fn explain_all(&self, tasks: &[Task]) -> Vec<Standing> {
         let mut by_place: Vec<(LaneIx, Level)> =
-            tasks.iter().filter_map(|task| Some((self.lane_of(task.lane)?, task.place.level()?))).collect();
+            tasks.iter().filter_map(|task| Some((self.lane_of(task.lane)?, self.place_of(task)?))).collect();
         by_place.sort_unstable();
         let mut ahead: BTreeMap<(LaneIx, Level), usize> = BTreeMap::new();
         for places in by_place.chunk_by(|(a, _), (b, _)| a == b) {
@@ -110,8 +110,12 @@ impl Shard {
             Place::Lane(level) => level,
             Place::Timer(level) if level <= self.timers.shelf.window.ack() => return Standing::Gone,
             Place::Timer(level) => return Standing::Scheduled { due: due_at(level) },
-            Place::Parked(_) => {
-                return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
+            Place::Parked(level) => {
+                let shelf = self.parked.get(&(task.lane, task.key.clone()));
+                let before = shelf.map_or(0, |p| p.shelf.window.waiting().range(..level).count());
+                let in_lane = self.place_of(task).map_or(0, |behind| ahead(ix, behind));
+                let ahead = Ahead::AtLeast(in_lane + before);
+                return Standing::Waiting { ahead, hold: self.hold(task, false) };
             }
             Place::Aside => {
                 return Standing::Waiting { ahead: Ahead::AtLeast(0), hold: self.hold(task, false) };
@@ -127,6 +131,14 @@ impl Shard {
             false => Ahead::AtLeast(ahead(ix, level)),
         };
         Standing::Waiting { ahead, hold: self.hold(task, known) }
+    }
+
+    /// A task's place in its lane; the first that it can get, if its row stands beside it.
+    fn place_of(&self, task: &Task) -> Option<Level> {
+        let Place::Parked(_) = task.place else { return task.place.level() };
+        let places = &self.lane_at(self.lane_of(task.lane)?).places;
+        let finish = places.keys().find(&task.key).map(|key| places.keys().get(key).finish);
+        Some(Level::new(finish.unwrap_or_default().max(places.vtime()).pass(), 0))
     }
 
     fn hold(&self, task: &Task, known: bool) -> Hold {

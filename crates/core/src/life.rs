@@ -49,6 +49,8 @@ pub struct Ending {
     pub error: Arc<str>,
     /// When it wants to be tried again, in milliseconds from its end, if it said.
     pub retry_after_ms: Option<u64>,
+    /// How long it ran, in milliseconds, as its worker measured it.
+    pub ran_ms: Option<u64>,
 }
 
 /// Where a task is in its life.
@@ -269,6 +271,8 @@ pub struct Terms {
     pub expires: Option<Millis>,
     /// It is canceled when nobody has watched it for so many milliseconds; 0 if it does not care.
     pub attach_ms: u64,
+    /// How long a run of it takes, as its caller thinks, in milliseconds; 0 if it did not say.
+    pub expected_ms: u64,
 }
 
 impl fmt::Display for Outcome {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::backlog::{Charge, Cost, Level, Weight};
 use crate::bounds;
-use crate::change::{Change, EndRecord, MemberRecord, ParkedRow, Row, Settings, Task, TimerRow};
+use crate::change::{Change, EndRecord, MemberRecord, Row, Settings, Task, TimerRow};
 use crate::life::{Backoff, End, Ending, Terms};
 use crate::names::{
-    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
-    RequestId, RequestKey, Seat, StoreId, TaskId, WorkerId,
+    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
+    RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
 
@@ -25,7 +25,7 @@ pub struct NewTask {
     pub priority: Priority,
     /// Its duration class.
     pub class: Class,
-    /// What it takes of its key's share.
+    /// What it takes of its key's share, where tasks are shared.
     pub cost: Cost,
     /// How often it may be tried; the queue decides if it does not say.
     pub max_attempts: Option<u16>,
@@ -39,6 +39,9 @@ pub struct NewTask {
     pub attach_ms: u64,
     /// The same name again within its window is the same task.
     pub unique: Option<Unique>,
+    /// How long a run of it takes, as the caller thinks, in milliseconds; 0 if it does not say. Counts where keys
+    /// share time.
+    pub expected_ms: u64,
     /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
     pub max_duration_ms: u64,
     /// What the payload is.
@@ -94,6 +97,7 @@ impl NewTask {
             expires_ms: 0,
             attach_ms: 0,
             unique: None,
+            expected_ms: 0,
             max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: Arc::from([]),
@@ -124,6 +128,9 @@ impl NewTask {
         }
         if self.max_duration_ms > 0 {
             range("max_duration_ms", self.max_duration_ms, 1, bounds::DURATION_MS)?;
+        }
+        if self.expected_ms > 0 {
+            range("expected_ms", self.expected_ms, 1, Cost::MAX.thousandths().into())?;
         }
         if let Start::After(ms) = self.start {
             range("delay_ms", ms, 0, bounds::DELAY_MS)?;
@@ -351,7 +358,7 @@ pub enum Input {
         /// The read.
         load: LoadId,
         /// The rows above the asked level, in order.
-        rows: Vec<ParkedRow>,
+        rows: Vec<Row>,
         /// Nothing is above them.
         end: bool,
     },
@@ -401,12 +408,12 @@ pub enum Effect {
         /// At most so many.
         limit: usize,
     },
-    /// Read parked rows of a key.
+    /// Read rows of a key that are parked beside a lane.
     LoadParked {
         /// To answer.
         load: LoadId,
-        /// The queue.
-        queue: QueueId,
+        /// The lane.
+        lane: LaneId,
         /// The key.
         key: Key,
         /// Rows above this level.

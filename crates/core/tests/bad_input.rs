@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
-use evenhand_core::backlog::{Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, QueueRecord, Totals};
+use evenhand_core::backlog::{Average, Cost, Level, VTime, Weight};
+use evenhand_core::change::{KeyRecord, LaneRecord, ParkedRecord, QueueRecord, Totals};
 use evenhand_core::life::{End, Ending};
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{
@@ -282,7 +282,14 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
     let lane = |queue| LaneId { queue: QueueId(queue), priority: Priority(5), class: Class(0) };
     let queue = |id, accepted| {
         let totals = Totals { accepted, ..Totals::default() };
-        (QueueId(id), QueueRecord { name: QueueName::new(&format!("q{id}")).unwrap(), totals })
+        (
+            QueueId(id),
+            QueueRecord {
+                name: QueueName::new(&format!("q{id}")).unwrap(),
+                totals,
+                average: Average::default(),
+            },
+        )
     };
     let record = |rows| KeyRecord {
         finish: VTime::ZERO,
@@ -290,6 +297,8 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         rows,
         chained: 0,
         refund: VTime::ZERO,
+        credit: VTime::ZERO,
+        average: Average::default(),
         weight: Weight::ONE,
     };
     let empty = Metadata::default;
@@ -302,6 +311,8 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         Metadata { queues: vec![queue(0, 1)], keys: vec![(lane(0), Key::shared(), record(1))], ..empty() },
         Metadata { queues: vec![queue(0, 3)], ..empty() },
         Metadata { overrides: vec![(QueueId(4), Key::shared(), Weight::ONE)], ..empty() },
+        Metadata { parked: vec![(lane(0), Key::shared(), ParkedRecord::default())], ..empty() },
+        Metadata { paused: vec![(QueueId(4), Key::shared())], ..empty() },
     ];
     let said = damaged.map(|metadata| Shard::new(Bounds::default(), Epoch(1), 7, metadata).unwrap_err());
     check_all(
@@ -314,6 +325,8 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
             key (shared) belongs to no lane (0/5/0), or counts more rows than it has
             queue q0 counts 3 unfinished tasks, its keys count 0
             key (shared) has a weight in queue 4, which does not exist
+            key (shared) is parked beside lane 0/5/0, which does not exist
+            key (shared) is paused in queue 4, which does not exist
         "#]],
     );
 }

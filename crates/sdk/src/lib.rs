@@ -48,7 +48,7 @@ mod worker;
 
 pub use client::{
     Batcher, Batching, Changed, Changing, Client, Enqueued, Filter, Listing, NewTask, Payload, QueueSettings,
-    Receipt, Retries, Task, TaskState, Try, Watch,
+    Receipt, Retries, Share, Task, TaskState, Try, Watch,
 };
 pub use evenhand_api::v1 as wire;
 pub use evenhand_core::Refusal;

@@ -411,6 +411,7 @@ pub(crate) fn to_wire(explained: Explained) -> v1::Task {
     if let Some(terms) = &task.terms {
         wire.expires_at_ms = terms.expires.map(|at| at.0);
         wire.attach_ttl_ms = (terms.attach_ms > 0).then_some(terms.attach_ms);
+        wire.expected_ms = (terms.expected_ms > 0).then_some(terms.expected_ms);
     }
     match standing {
         Standing::Running { stopping, .. } => {

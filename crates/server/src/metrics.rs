@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use evenhand_core::Change;
 use evenhand_core::change::Place;
-use evenhand_core::names::{Key, QueueId};
+use evenhand_core::names::{Key, Millis, QueueId};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -53,25 +53,34 @@ pub(crate) struct Metrics {
     timers: Counter,
 }
 
-/// Starts, by queue, and by key for those that have most. Counted by the loop, which has them to itself.
-#[derive(Debug, Default)]
+/// Starts, and where keys share time how long runs took, by queue, and by key for those that have most. Counted by
+/// the loop, which has them to itself.
+#[derive(Debug)]
 pub(crate) struct Starts {
     queues: HashMap<QueueId, Count>,
     keys: HashMap<(QueueId, Key), Count>,
+    /// When this half minute began, and the one before.
+    began: [Millis; 2],
 }
 
-/// Starts: all, those of this half minute, and those of the one before.
+/// Starts ever, and starts and milliseconds of late.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     ever: u64,
+    starts: Lately,
+    took_ms: Lately,
+}
+
+/// What was counted in this half minute, and in the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lately {
     now: u64,
     before: u64,
 }
 
-impl Count {
-    fn add(&mut self) {
-        self.ever += 1;
-        self.now += 1;
+impl Lately {
+    fn sum(self) -> u64 {
+        self.now + self.before
     }
 
     fn turn(&mut self) {
@@ -79,9 +88,25 @@ impl Count {
     }
 }
 
+impl Count {
+    fn add(&mut self) {
+        self.ever += 1;
+        self.starts.now += 1;
+    }
+
+    fn turn(&mut self) {
+        self.starts.turn();
+        self.took_ms.turn();
+    }
+}
+
 impl Starts {
     /// How often [`Starts::turn`] is to be called.
     pub(crate) const TURN_EVERY: Duration = Duration::from_secs(30);
+
+    pub(crate) fn new(now: Millis) -> Starts {
+        Starts { queues: HashMap::new(), keys: HashMap::new(), began: [now; 2] }
+    }
 
     pub(crate) fn count(&mut self, queue: QueueId, key: &Key) {
         self.queues.entry(queue).or_default().add();
@@ -91,9 +116,24 @@ impl Starts {
         self.keys.entry((queue, key.clone())).or_default().add();
     }
 
+    /// A run has ended that took so long.
+    pub(crate) fn took(&mut self, queue: QueueId, key: &Key, ms: u64, now: Millis) {
+        let ms = self.of_late(ms, now);
+        self.queues.entry(queue).or_default().took_ms.now += ms;
+        // One that had to make room for others is not busy.
+        if let Some(count) = self.keys.get_mut(&(queue, key.clone())) {
+            count.took_ms.now += ms;
+        }
+    }
+
+    /// As much of a time that ends now as is counted: that of the last half minute to minute.
+    pub(crate) fn of_late(&self, ms: u64, now: Millis) -> u64 {
+        ms.min(now.0.saturating_sub(self.began[1].0))
+    }
+
     /// The keys that start least make room: a key that is busy from now on is seen soon.
     fn make_room(&mut self) {
-        let rank = |count: &Count| (count.now + count.before, count.ever);
+        let rank = |count: &Count| (count.starts.sum(), count.ever);
         let mut ranks: Vec<(u64, u64)> = self.keys.values().map(rank).collect();
         ranks.sort_unstable();
         let middle = ranks[ranks.len() / 2];
@@ -101,17 +141,27 @@ impl Starts {
     }
 
     /// Another half minute begins.
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn turn(&mut self, now: Millis) {
+        self.began = [now, self.began[0]];
         self.queues.values_mut().chain(self.keys.values_mut()).for_each(Count::turn);
     }
 
     /// Starts of a queue, or of one of its keys, within the last half minute to minute.
     pub(crate) fn lately(&self, queue: QueueId, key: Option<&Key>) -> u64 {
+        self.get(queue, key).starts.sum()
+    }
+
+    /// The milliseconds that runs took which ended within the last half minute to minute, where time is shared.
+    pub(crate) fn took_lately(&self, queue: QueueId, key: Option<&Key>) -> u64 {
+        self.get(queue, key).took_ms.sum()
+    }
+
+    fn get(&self, queue: QueueId, key: Option<&Key>) -> Count {
         let count = match key {
             None => self.queues.get(&queue),
             Some(key) => self.keys.get(&(queue, key.clone())),
         };
-        count.map_or(0, |count| count.now + count.before)
+        count.copied().unwrap_or_default()
     }
 
     /// The keys of a queue that are counted.

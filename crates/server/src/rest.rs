@@ -306,6 +306,9 @@ struct RawTask {
     /// How long one run may take.
     #[param(minimum = 1, maximum = 31_536_000_000_u64)]
     max_duration_ms: Option<u64>,
+    /// How long a run of it takes, as far as you know. What it is charged where its queue shares time.
+    #[param(minimum = 1, maximum = 1_000_000_000)]
+    expected_ms: Option<u64>,
     /// It may start after so long.
     #[param(maximum = 315_360_000_000_u64)]
     delay_ms: Option<u64>,
@@ -356,6 +359,7 @@ async fn enqueue_raw(
         priority: task.priority,
         retry: Some(TaskRetry { max_attempts, backoff_ms, factor, max_backoff_ms }.to_wire()?),
         max_duration_ms: task.max_duration_ms,
+        expected_ms: task.expected_ms,
         content_type: content_type(&headers)?,
         delay_ms: task.delay_ms,
         run_at_ms: task.run_at_ms,

@@ -115,7 +115,11 @@ async fn greet(
     speaks(hello.protocol, hello.shard)?;
     let parsed = convert::parse_hello(&hello)?;
     let ends = parsed.ended.iter().zip(hello.ended);
-    let results = ends.map(|(_, ended)| ending(&ended.result, ended.error, ended.retry_after_ms)).collect();
+    let results = ends.map(|(_, ended)| {
+        let v1::Ended { run: _, end: _, result, error, retry_after_ms, ran_ms } = ended;
+        ending(&result, error, retry_after_ms, ran_ms)
+    });
+    let results = results.collect();
     let hello = FromWorker::Hello { session, hello: parsed, results, outbox: outbox.clone(), address };
     Ok(mailbox.hear(hello).await)
 }
@@ -171,17 +175,18 @@ async fn listen(
 }
 
 fn run_ended(ended: v1::RunEnded) -> Result<RunEnded, Refusal> {
-    let v1::RunEnded { run, attempt, end, result, error, retry_after_ms } = ended;
+    let v1::RunEnded { run, attempt, end, result, error, retry_after_ms, ran_ms } = ended;
     let id = run.ok_or_else(|| Refusal::invalid("run", "is missing"))?;
     let (task, fence) = convert::parse_run_id(&id);
     let attempt = convert::parse_attempt("attempt", attempt)?;
-    let (end, ending) = (convert::parse_end(end)?, ending(&result, error, retry_after_ms));
+    let (end, ending) = (convert::parse_end(end)?, ending(&result, error, retry_after_ms, ran_ms));
     Ok(RunEnded { task, fence, attempt, end, ending })
 }
 
 /// What a run left behind, cut to what is kept of it.
-fn ending(result: &[u8], mut error: String, retry_after_ms: Option<u64>) -> Ending {
+fn ending(result: &[u8], mut error: String, retry_after_ms: Option<u64>, ran_ms: Option<u64>) -> Ending {
     convert::cut(&mut error, ERROR_BYTES);
     // A copy of its own: what came with it in the same message must not be kept for it.
-    Ending { result: result[..result.len().min(RESULT_BYTES)].into(), error: error.into(), retry_after_ms }
+    let result = result[..result.len().min(RESULT_BYTES)].into();
+    Ending { result, error: error.into(), retry_after_ms, ran_ms }
 }

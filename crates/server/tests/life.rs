@@ -22,9 +22,35 @@ struct Home {
     addr: SocketAddr,
 }
 
-/// What a run does: how it ends, with which result and error, and when it wants to be tried again. None: it goes on
-/// until it is stopped.
-type Script = fn(&v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)>;
+/// What a run does. None: it goes on until it is stopped.
+type Script = fn(&v1::Start) -> Option<Does>;
+
+/// How a run ends, with which result and error, when it wants to be tried again, and what its worker says of how long
+/// it took.
+#[derive(Default)]
+struct Does {
+    end: v1::EndKind,
+    result: &'static str,
+    error: &'static str,
+    retry_after_ms: Option<u64>,
+    /// It ends after so long.
+    after: Duration,
+    ran_ms: Option<u64>,
+}
+
+impl Does {
+    fn ended(self, run: &v1::Run) -> v1::RunEnded {
+        v1::RunEnded {
+            run: run.id,
+            attempt: run.attempt,
+            end: self.end.into(),
+            result: self.result.into(),
+            error: self.error.into(),
+            retry_after_ms: self.retry_after_ms,
+            ran_ms: self.ran_ms,
+        }
+    }
+}
 
 impl Home {
     async fn new() -> Home {
@@ -97,8 +123,12 @@ impl Home {
         }
     }
 
-    /// A worker of all these queues that does what the script says.
+    /// A worker of all these queues with ten slots that does what the script says.
     async fn worker(&self, queues: &[&str], script: Script) -> JoinHandle<()> {
+        self.worker_of(queues, 10, script).await
+    }
+
+    async fn worker_of(&self, queues: &[&str], slots: u32, script: Script) -> JoinHandle<()> {
         let server = tonic::transport::Endpoint::new(format!("http://{}", self.addr)).unwrap();
         let mut client = WorkerSessionsClient::new(server.connect().await.unwrap());
         let (up, ups) = mpsc::channel(100);
@@ -109,7 +139,7 @@ impl Home {
             token: 7,
             process_life: 1,
             session: 1,
-            slots: 10,
+            slots,
             queues: queues.iter().map(served).collect(),
             ..v1::Hello::default()
         };
@@ -118,17 +148,6 @@ impl Home {
         tokio::spawn(async move {
             let (mut number, mut answered) = (0, 0);
             let mut beats = tokio::time::interval(Duration::from_millis(200));
-            let ended =
-                |run: &v1::Run, (end, result, error, retry_after_ms): (v1::EndKind, &str, &str, _)| {
-                    v1::RunEnded {
-                        run: run.id,
-                        attempt: run.attempt,
-                        end: end.into(),
-                        result: result.as_bytes().to_vec().into(),
-                        error: error.into(),
-                        retry_after_ms,
-                    }
-                };
             let mut runs: Vec<v1::Run> = Vec::new();
             loop {
                 let mut news = v1::News::default();
@@ -143,14 +162,23 @@ impl Home {
                         for start in said.start {
                             let run = start.run.clone().unwrap();
                             match script(&start) {
-                                Some(how) => news.ended.push(ended(&run, how)),
+                                Some(does) if does.after.is_zero() => news.ended.push(does.ended(&run)),
+                                Some(does) => {
+                                    let up = up.clone();
+                                    tokio::spawn(async move {
+                                        tokio::time::sleep(does.after).await;
+                                        let news = v1::News { ended: vec![does.ended(&run)], ..v1::News::default() };
+                                        let message = Some(v1::up::Message::News(news));
+                                        let _ = up.send(v1::Up { message }).await;
+                                    });
+                                }
                                 None => runs.push(run),
                             }
                         }
                         for id in said.stop {
                             let stopped = runs.extract_if(.., |run| run.id == Some(id));
-                            let how = (v1::EndKind::Failed, "", "stopped", None);
-                            news.ended.extend(stopped.map(|run| ended(&run, how)));
+                            let does = || Does { end: v1::EndKind::Failed, error: "stopped", ..Does::default() };
+                            news.ended.extend(stopped.map(|run| does().ended(&run)));
                         }
                     }
                 }
@@ -162,21 +190,31 @@ impl Home {
     }
 }
 
-fn succeed(_: &v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)> {
-    Some((v1::EndKind::Succeeded, "done", "", None))
+fn succeed(_: &v1::Start) -> Option<Does> {
+    Some(Does { end: v1::EndKind::Succeeded, result: "done", ..Does::default() })
 }
 
-fn hang(_: &v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)> {
+fn hang(_: &v1::Start) -> Option<Does> {
     None
 }
 
+/// All take the same time; but of those of one key their worker says that they were quick, and only their end came
+/// late.
+fn some_were_quick(start: &v1::Start) -> Option<Does> {
+    let quick = start.run.as_ref().unwrap().key == "quick";
+    let ran_ms = quick.then_some(1);
+    Some(Does { end: v1::EndKind::Succeeded, after: Duration::from_millis(20), ran_ms, ..Does::default() })
+}
+
 /// Fails twice, says when it wants to be tried again, and succeeds.
-fn third_time(start: &v1::Start) -> Option<(v1::EndKind, &'static str, &'static str, Option<u64>)> {
-    match start.run.as_ref().unwrap().attempt {
-        1 => Some((v1::EndKind::Failed, "", "not yet", None)),
-        2 => Some((v1::EndKind::Failed, "", "not now", Some(200))),
-        _ => Some((v1::EndKind::Succeeded, "at last", "", None)),
-    }
+fn third_time(start: &v1::Start) -> Option<Does> {
+    let failed =
+        |error, retry_after_ms| Does { end: v1::EndKind::Failed, error, retry_after_ms, ..Does::default() };
+    Some(match start.run.as_ref().unwrap().attempt {
+        1 => failed("not yet", None),
+        2 => failed("not now", Some(200)),
+        _ => Does { end: v1::EndKind::Succeeded, result: "at last", ..Does::default() },
+    })
 }
 
 fn ids(tasks: &Value) -> Vec<&str> {
@@ -356,7 +394,10 @@ async fn settings_are_changed_by_one_at_a_time() {
     let (status, set) = home.ask("PUT", "/v1/queues/q", Some(settings)).await;
     assert_eq!((status, &set["version"]), (200, &json!(1)));
     let retry = json!({ "max_attempts": 2, "backoff_ms": 250, "factor": 1.5, "max_backoff_ms": 3_600_000, "max_lost": 3 });
-    assert_eq!(set["settings"], json!({ "retry": retry, "retention_ms": 0, "paused": false }));
+    assert_eq!(
+        set["settings"],
+        json!({ "retry": retry, "retention_ms": 0, "paused": false, "share": "tasks" })
+    );
     let stale = json!({ "settings": { "paused": true }, "version": 0 });
     assert_eq!(home.refused("PUT", "/v1/queues/q", stale).await, (409, "version".into()));
     let wrong = json!({ "settings": { "paused": true, "retry": { "max_attempts": 0 } } });
@@ -416,5 +457,75 @@ async fn what_ended_is_known_to_the_next_server() {
     assert_eq!(home.task(&later).await["state"], "scheduled");
     let _worker = home.worker(&["q"], succeed).await;
     home.until(&later, "succeeded").await;
+    home.server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_keys_share_is_set_and_seen() {
+    let home = Home::new().await;
+    let share = |share: Value| json!({ "settings": { "share": share } });
+    let (status, set) = home.ask("PUT", "/v1/queues/q", Some(share(json!("time")))).await;
+    assert_eq!((status, &set["settings"]["share"], &set["version"]), (200, &json!("time"), &json!(1)));
+    for wrong in [json!("day"), json!("Time"), json!(2), json!("")] {
+        let (status, answer) = home.ask("PUT", "/v1/queues/q", Some(share(wrong.clone()))).await;
+        assert_eq!((status, &answer["error"]["field"]), (400, &json!("settings.share")), "{wrong}: {answer}");
+        if wrong.is_string() {
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(message.contains("expected `tasks` or `time`"), "{message}");
+        }
+    }
+    // What is not named stays.
+    home.post("/v1/queues/q/pause", json!({})).await;
+    let queue = home.get("/v1/queues/q").await;
+    assert_eq!((&queue["settings"]["share"], &queue["settings"]["paused"]), (&json!("time"), &json!(true)));
+    // A task says what it expects, and is shown with it; so is its replay.
+    let id = home.submit("q", json!({ "expected_ms": 30_000 })).await;
+    assert_eq!(home.task(&id).await["expected_ms"], 30_000);
+    home.ask("DELETE", &format!("/v1/tasks/{id}"), None).await;
+    let again = home.ask("POST", &format!("/v1/tasks/{id}/replay"), None).await.1["id"].clone();
+    assert_eq!(home.task(again.as_str().unwrap()).await["expected_ms"], 30_000);
+    let (status, raw) = home.ask("POST", "/v1/queues/q/tasks/raw?expected_ms=7", None).await;
+    assert_eq!(status, 200, "{raw}");
+    assert_eq!(home.task(raw["tasks"][0]["id"].as_str().unwrap()).await["expected_ms"], 7);
+    let silent = home.submit("q", json!({})).await;
+    assert_eq!(home.task(&silent).await["expected_ms"], Value::Null);
+    for wrong in [json!(0), json!(1_000_000_001), json!("long"), json!(-1), json!(1.5)] {
+        let tasks = json!({ "tasks": [{ "expected_ms": wrong }] });
+        let refused = home.refused("POST", "/v1/queues/q/tasks", tasks).await;
+        assert_eq!(refused, (400, "tasks[0].expected_ms".into()), "{wrong}");
+    }
+    home.server.stop().await.unwrap();
+}
+
+/// It is the worker that knows how long a run took: two keys hold the slot for the same time, but of one its worker
+/// says that its runs were short, and it gets more of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_says_of_how_long_runs_took_decides_who_goes_next() {
+    let home = Home::new().await;
+    home.ask("PUT", "/v1/queues/q", Some(json!({ "settings": { "share": "time" } }))).await;
+    let of = |key: &str| vec![json!({ "key": key, "expected_ms": 1 }); 150];
+    let tasks = [of("quick"), of("slow")].concat();
+    home.post("/v1/queues/q/tasks", json!({ "tasks": tasks })).await;
+    let _worker = home.worker_of(&["q"], 1, some_were_quick).await;
+    let began = Instant::now();
+    loop {
+        let left = home.get("/v1/tasks?queue=q&key=quick&state=queued&limit=1000").await;
+        if ids(&left).is_empty() {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{left}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // By tasks it would be every other one. They took twenty times as long, but those that were placed before that
+    // was known were not.
+    let slow = 150 - ids(&home.get("/v1/tasks?queue=q&key=slow&state=queued&limit=1000").await).len();
+    assert!((1..=50).contains(&slow), "{slow} of slow, 150 of quick");
+    // What they got is told as time, and most of it went to the one that was slow.
+    let queue = home.get("/v1/queues/q").await;
+    let share = |key: &str| {
+        let keys = queue["keys"].as_array().unwrap();
+        keys.iter().find(|of| of["key"] == key).unwrap()["share"].as_f64().unwrap()
+    };
+    assert!(share("slow") > share("quick"), "{queue}");
     home.server.stop().await.unwrap();
 }

@@ -2,6 +2,7 @@
 //! once, so that after each input nothing is in flight. Worlds that test order and fairness use it,
 //! where delays would only blur what is expected.
 
+use evenhand_core::backlog::Weight;
 use evenhand_core::canary::Bug;
 use evenhand_core::change::Settings;
 use evenhand_core::life::{Backoff, End, Ending, Outcome};
@@ -142,8 +143,8 @@ impl Driver {
                     Effect::LoadTimers { load, above, limit } => {
                         inputs.push(Read::Timers { load, above, limit }.happen(&self.store));
                     }
-                    Effect::LoadParked { load, queue, key, above, limit } => {
-                        inputs.push(Read::Parked { load, queue, key, above, limit }.happen(&self.store));
+                    Effect::LoadParked { load, lane, key, above, limit } => {
+                        inputs.push(Read::Parked { load, lane, key, above, limit }.happen(&self.store));
                     }
                     Effect::LoadTask { load, task } => {
                         inputs.push(Read::Task { load, task }.happen(&self.store));
@@ -213,6 +214,11 @@ impl Driver {
         self.next_request += 1;
         RequestId(self.next_request)
     }
+}
+
+/// A worker offers slots for one queue.
+pub fn slots_of(worker: u64, slots: u32, queue: &QueueName) -> Input {
+    Input::Slots { worker: WorkerId(worker), slots, queues: vec![(queue.clone(), Weight::ONE)] }
 }
 
 /// Why a shard must be dropped.

@@ -17,7 +17,7 @@ use evenhand_core::names::{Key, LaneId, Millis, Priority, QueueName, TaskId, Wor
 use evenhand_core::{Bounds, Input, NewTask, Run, Task};
 use evenhand_store::Fault;
 
-use crate::driver::{Driver, Event, SHARD, Trouble};
+use crate::driver::{Driver, Event, SHARD, Trouble, slots_of};
 use crate::rng::Rng;
 use crate::world::Options;
 use crate::{Canary, Report, Violation};
@@ -126,7 +126,7 @@ pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
         simulated_ms: simulated.0,
         starts: world.known.len() as u64,
         worst_difference: world.worst,
-        digest: 0,
+        ..Report::default()
     })
 }
 
@@ -579,10 +579,6 @@ impl World {
         }
         Ok(())
     }
-}
-
-fn slots_of(worker: u64, slots: u32, queue: &QueueName) -> Input {
-    Input::Slots { worker: WorkerId(worker), slots, queues: vec![(queue.clone(), Weight::ONE)] }
 }
 
 fn weight(thousandths: u32) -> Weight {

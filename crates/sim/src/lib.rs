@@ -1,8 +1,8 @@
 //! The simulator: how we come to trust the core.
 //!
-//! One seed decides everything: clock, tenants, faults, crashes. Two worlds are played with each seed.
+//! One seed decides everything: clock, tenants, faults, crashes. Three worlds are played with each seed.
 //! [`world`] is chaotic and checks safety: nothing accepted is lost, nothing runs twice at once (measured at
-//! the processes of workers), everything drains. [`fair`] is in lock step ([`driver`]) and checks order and fairness exactly.
+//! the processes of workers), everything drains. [`fair`] is in lock step ([`driver`]) and checks order and fairness exactly; [`time`] does so where keys share time.
 //! With [`Options::disk`] the embedded store plays beside the model, crashes with its owner, and must
 //! give every answer that the model gives. [`oracle`] looks on and knows nothing of the core; [`canaries`] proves that they would notice: each
 //! deliberate bug must be caught. [`scenario`] plays small situations written as text; [`day`] shows a
@@ -18,6 +18,7 @@ pub mod plan;
 mod reads;
 pub mod rng;
 pub mod scenario;
+pub mod time;
 pub mod world;
 
 use std::fmt;
@@ -38,6 +39,8 @@ pub struct Report {
     pub starts: u64,
     /// The largest difference between two keys that kept waiting, in charges of the larger.
     pub worst_difference: f64,
+    /// The largest difference in time received between two that did, as a part of what may be under way.
+    pub worst_time: f64,
     /// A digest of every effect, if asked for.
     pub digest: u64,
 }
@@ -49,6 +52,7 @@ impl Report {
         self.simulated_ms += other.simulated_ms;
         self.starts += other.starts;
         self.worst_difference = self.worst_difference.max(other.worst_difference);
+        self.worst_time = self.worst_time.max(other.worst_time);
     }
 }
 
@@ -104,5 +108,6 @@ pub enum Canary {
 pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
     let mut report = world::play(seed, options)?;
     report.add(&fair::play(seed, options)?);
+    report.add(&time::play(seed, options)?);
     Ok(report)
 }

@@ -38,6 +38,8 @@ pub struct Oracle {
     named: BTreeMap<RequestKey, Named>,
     /// The highest F ever saved for a key, and A and V for a lane.
     finishes: BTreeMap<(LaneId, Key), VTime>,
+    /// Keys of which a task's time was charged ahead: their F may fall.
+    timed: BTreeSet<(LaneId, Key)>,
     lanes: BTreeMap<LaneId, (Level, VTime)>,
     epoch: Epoch,
     /// Runs that started.
@@ -185,11 +187,17 @@ impl Oracle {
                 Change::Accepted(task) => {
                     self.stored.insert(task.id);
                     self.stores_named(task)?;
+                    if task.charge.timed {
+                        self.timed.insert((task.lane, task.key.clone()));
+                    }
                     if task.place.level().is_some() {
                         charge(task.lane, &task.key, task.charge.span());
                     }
                 }
                 Change::Moved { lane, from, to, row, tried } => {
+                    if row.charge.timed {
+                        self.timed.insert((*lane, row.key.clone()));
+                    }
                     if let (Place::Lane(_) | Place::Timer(_) | Place::Parked(_), Place::Lane(_)) = (from, to)
                     {
                         charge(*lane, &row.key, row.charge.span());
@@ -246,6 +254,7 @@ impl Oracle {
                 | Change::Timers { .. }
                 | Change::Unparked { .. }
                 | Change::Parked { .. }
+                | Change::Paused { .. }
                 | Change::Settings { .. }
                 | Change::Key { .. }
                 | Change::Lane { .. }
@@ -263,8 +272,10 @@ impl Oracle {
                 Change::Key { lane, key, record: Some(record) } => {
                     let at = (*lane, key.clone());
                     let owed = charged.remove(&at).unwrap_or_default();
-                    // What its parked rows were charged is given back when the last row has left.
-                    if parked.contains(&at) || before.keys.get(&at).is_some_and(has_refund) {
+                    // What its parked rows were charged is given back when the last row has left, and what its
+                    // runs took less than they were charged.
+                    let refunded = before.keys.get(&at).is_some_and(has_refund);
+                    if parked.contains(&at) || refunded || self.timed.contains(&at) {
                         self.finishes.remove(&at);
                         continue;
                     }
@@ -300,6 +311,7 @@ impl Oracle {
                 | Change::Timers { .. }
                 | Change::Unparked { .. }
                 | Change::Parked { .. }
+                | Change::Paused { .. }
                 | Change::Settings { .. }
                 | Change::Queue { .. }
                 | Change::Override { .. }
@@ -344,9 +356,7 @@ impl Oracle {
         let lost = tables.tasks.values().find(|task| match task.place {
             Place::Lane(level) => !tables.rows.contains_key(&(task.lane, level)),
             Place::Timer(at) => !tables.timers.contains_key(&at),
-            Place::Parked(level) => {
-                !tables.parked_rows.contains_key(&(task.lane.queue, task.key.clone(), level))
-            }
+            Place::Parked(level) => !tables.parked_rows.contains_key(&(task.lane, task.key.clone(), level)),
             Place::Aside => !tables.aside.contains(&task.id),
             Place::Over => !tables.ends.contains_key(&task.id),
         });
@@ -399,8 +409,9 @@ impl Oracle {
         if left != (0, 0, 0, 0) {
             return Err(format!("tries, ends, replays, cancels that nobody needs: {left:?}"));
         }
-        if let Some((lane, key)) = tables.keys.keys().next() {
-            return Err(format!("key {key} of lane {lane} was not forgotten"));
+        if let Some(((lane, key), record)) = tables.keys.first_key_value() {
+            let of = tables.lanes.get(lane);
+            return Err(format!("key {key} of lane {lane} was not forgotten: {record:?} in {of:?}"));
         }
         if let Some((lane, level)) = tables.deleted.first() {
             let (ack, left) = (tables.lanes[lane].ack, tables.deleted.len());

@@ -3,7 +3,7 @@
 //! a world with quick thresholds is a short one, and as eventful as any other.
 
 use evenhand_core::Bounds;
-use evenhand_core::change::Settings;
+use evenhand_core::change::{Settings, Share};
 use evenhand_core::life::Backoff;
 use evenhand_core::owner::health::Thresholds;
 
@@ -226,6 +226,7 @@ impl Plan {
                 },
                 max_lost: *rng.pick(&[1, 2, 255]),
                 retention_ms: *rng.pick(&[0, 0, 1, 300, lost_ms]),
+                share: *rng.pick(&[Share::Tasks, Share::Tasks, Share::Time]),
                 ..Settings::default()
             },
             timed: *rng.pick(&[0, 0, 100, 400]),

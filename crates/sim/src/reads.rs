@@ -2,7 +2,7 @@
 
 use evenhand_core::Input;
 use evenhand_core::backlog::Level;
-use evenhand_core::names::{Key, LaneId, LoadId, QueueId, TaskId};
+use evenhand_core::names::{Key, LaneId, LoadId, TaskId};
 use evenhand_store::{Store, wait};
 
 use crate::driver::SHARD;
@@ -12,7 +12,7 @@ use crate::driver::SHARD;
 pub(crate) enum Read {
     Lane { load: LoadId, lane: LaneId, above: Level, limit: usize },
     Timers { load: LoadId, above: Level, limit: usize },
-    Parked { load: LoadId, queue: QueueId, key: Key, above: Level, limit: usize },
+    Parked { load: LoadId, lane: LaneId, key: Key, above: Level, limit: usize },
     Task { load: LoadId, task: TaskId },
 }
 
@@ -30,8 +30,8 @@ impl Read {
                 Ok(page) => Input::TimersLoaded { load, rows: page.rows, end: page.end },
                 Err(_) => self.fail(),
             },
-            Read::Parked { load, queue, ref key, above, limit } => {
-                match wait(store.read_parked(SHARD, queue, key.clone(), above, limit)) {
+            Read::Parked { load, lane, ref key, above, limit } => {
+                match wait(store.read_parked(SHARD, lane, key.clone(), above, limit)) {
                     Ok(page) => Input::ParkedLoaded { load, rows: page.rows, end: page.end },
                     Err(_) => self.fail(),
                 }

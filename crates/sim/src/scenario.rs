@@ -6,12 +6,14 @@
 //! slots w1 2 [render=3 mail=1]    a worker and its slots; without queues it serves all of them
 //! settings backoff=1000 retention=5000 attempts=9 lost=2    before anything else: how queues treat their tasks
 //! put a*3 b:w=5 c:p=0             accept tasks: key[*count][:w=weight][:p=priority][:c=class][:x=cost][:t=tries]
+//! put a*3:ms=500                  ... that say how long they take
 //! put a:delay=500:expires=900:attach=1000:unique=u:for=60000    ... that wait for a time, or are the only ones
 //! in mail put a                   the same in another queue than `q`
 //! done a/1 | fail a/1 | fail a/1 for good | refuse a/1    the run of the first task of key a ends, or never began
 //! again a/1                       the last end that was said of a task is said again
 //! replay a/1 as b/1               a caller's wish, and how the new task is called
 //! pause | resume | pause version=1    the same, for the queue
+//! share time | share tasks        what the keys of the queue share
 //! pause key a | resume key a      the same, for one key
 //! watch a/1 | leave a/1           somebody watches, and does not any more
 //! done                            the oldest run ends
@@ -31,7 +33,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
 use evenhand_core::backlog::{Cost, Weight};
-use evenhand_core::change::{Settings, Try};
+use evenhand_core::change::{Settings, Share, Try};
 use evenhand_core::life::{Backoff, End, Ending};
 use evenhand_core::messages::{Answer, Start, Unique};
 use evenhand_core::names::{
@@ -137,6 +139,12 @@ impl Stage {
                 let request = self.request(what, vec![]);
                 let settings = Settings { paused: what == "pause", ..self.settings.clone() };
                 self.step(Input::Configure { request, queue: queue_named("q"), settings, version });
+            }
+            ["share", what] => {
+                self.settings.share = if what == "time" { Share::Time } else { Share::Tasks };
+                let request = self.request("share", vec![]);
+                let (queue, settings) = (queue_named("q"), self.settings.clone());
+                self.step(Input::Configure { request, queue, settings, version: None });
             }
             [what @ ("watch" | "leave"), task] => {
                 let task = self.task(task);
@@ -316,8 +324,8 @@ impl Stage {
             Effect::LoadTimers { load, above, limit } => {
                 self.reads.push_back(Read::Timers { load, above, limit });
             }
-            Effect::LoadParked { load, queue, key, above, limit } => {
-                self.reads.push_back(Read::Parked { load, queue, key, above, limit });
+            Effect::LoadParked { load, lane, key, above, limit } => {
+                self.reads.push_back(Read::Parked { load, lane, key, above, limit });
             }
             Effect::LoadTask { load, task } => self.reads.push_back(Read::Task { load, task }),
             Effect::Start { worker, run, .. } => {
@@ -460,6 +468,7 @@ impl Stage {
                     }
                     "delay" => task.start = Start::After(number(value)),
                     "at" => task.start = Start::At(Millis(number(value))),
+                    "ms" => task.expected_ms = number(value),
                     "expires" => task.expires_ms = number(value),
                     "attach" => task.attach_ms = number(value),
                     "unique" => {

@@ -107,7 +107,9 @@ macro_rules! conformance_list {
 
             parked: parked_rows_stay_with_their_keys_and_come_in_order;
             parked: a_row_goes_to_the_shelf_and_leaves_it;
+            parked: lanes_of_one_queue_park_the_same_key_apart;
             parked: parked_keys_are_remembered_until_they_are_not;
+            parked: paused_keys_are_remembered_until_they_are_not;
 
             tasks: a_task_that_is_not_there_is_none;
             tasks: finishing_removes_one_task_and_its_row;
@@ -117,7 +119,7 @@ macro_rules! conformance_list {
             tasks: a_task_set_aside_can_be_finished;
 
             lives: a_task_goes_from_any_place_to_any_other;
-            lives: a_charge_is_chained_or_not_wherever_its_task_is;
+            lives: a_charge_keeps_what_it_says_wherever_its_task_is;
             lives: an_end_that_is_not_remembered_leaves_nothing;
             lives: an_end_is_remembered_until_it_is_forgotten;
             lives: a_task_may_come_end_and_be_forgotten_in_one_commit;

@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use evenhand_core::backlog::Level;
-use evenhand_core::change::{EndRecord, ParkedRow, TimerRow, Try};
+use evenhand_core::change::{EndRecord, TimerRow, Try};
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
@@ -67,15 +67,16 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> impl Future<Output = Result<Page<TimerRow>, StoreError>> + Send;
 
-    /// Reads parked rows of a key above a level, in order, as [`Store::read_lane`] reads rows.
+    /// Reads rows of a key that are parked beside a lane, those above a level, in order, as [`Store::read_lane`]
+    /// reads rows.
     fn read_parked(
         &self,
         shard: ShardId,
-        queue: QueueId,
+        lane: LaneId,
         key: Key,
         above: Level,
         limit: usize,
-    ) -> impl Future<Output = Result<Page<ParkedRow>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Page, StoreError>> + Send;
 
     /// Reads one task; one that has ended, too, as long as its end is remembered.
     fn read_task(
@@ -111,7 +112,7 @@ pub struct Taken {
     pub metadata: Metadata,
 }
 
-/// Rows of a lane, timers, or parked rows.
+/// Rows of a lane, or parked beside one, or timers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page<R = Row> {
     /// In order of their levels.

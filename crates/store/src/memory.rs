@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use evenhand_core::backlog::{Level, Weight};
 use evenhand_core::bounds::TRIES_KEPT;
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord,
-    RequestRecord, SettingsRecord, ShelfRecord, Timed, TimerRow, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestRecord,
+    SettingsRecord, ShelfRecord, Timed, TimerRow, Try,
 };
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
@@ -77,10 +77,12 @@ pub struct Tables {
     pub timers_record: ShelfRecord,
     /// Timers deleted one by one, as rows are.
     pub deleted_timers: BTreeSet<Level>,
-    /// Parked rows by queue, key and level.
-    pub parked_rows: BTreeMap<(QueueId, Key, Level), ParkedRow>,
-    /// Parked keys.
-    pub parked: BTreeMap<(QueueId, Key), ParkedRecord>,
+    /// Parked rows by lane, key and level.
+    pub parked_rows: BTreeMap<(LaneId, Key, Level), Row>,
+    /// Keys with parked rows, by lane.
+    pub parked: BTreeMap<(LaneId, Key), ParkedRecord>,
+    /// Keys that are paused, by queue.
+    pub paused: BTreeSet<(QueueId, Key)>,
     /// Tasks by id.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Tasks whose rows are set aside.
@@ -223,15 +225,15 @@ impl Store for Memory {
     async fn read_parked(
         &self,
         shard: ShardId,
-        queue: QueueId,
+        lane: LaneId,
         key: Key,
         above: Level,
         limit: usize,
-    ) -> Result<Page<ParkedRow>, StoreError> {
+    ) -> Result<Page, StoreError> {
         self.read(shard, |tables| {
-            let from = std::ops::Bound::Excluded((queue, key.clone(), above));
+            let from = std::ops::Bound::Excluded((lane, key.clone(), above));
             let all = tables.parked_rows.range((from, std::ops::Bound::Unbounded));
-            let mut found = all.take_while(|((of, k, _), _)| *of == queue && *k == key);
+            let mut found = all.take_while(|((of, k, _), _)| *of == lane && *k == key);
             let rows = found.by_ref().take(limit).map(|(_, row)| row.clone()).collect();
             Page { rows, end: found.next().is_none(), deleted: 0 }
         })
@@ -289,7 +291,8 @@ impl Tables {
             requests: self.requests.iter().map(|(key, record)| (*key, record.clone())).collect(),
             timers: self.timers_record,
             canceling: self.canceling.iter().copied().collect(),
-            parked: self.parked.iter().map(|((queue, key), r)| (*queue, key.clone(), *r)).collect(),
+            parked: self.parked.iter().map(|((lane, key), r)| (*lane, key.clone(), *r)).collect(),
+            paused: self.paused.iter().cloned().collect(),
             settings: self.settings.iter().map(|(queue, record)| (*queue, record.clone())).collect(),
             store: self.store,
         }
@@ -324,15 +327,15 @@ impl Tables {
     fn delete_rows(&mut self, change: &Change) {
         match change {
             Change::Moved { lane, from: Place::Parked(level), row, .. } => {
-                self.parked_rows.remove(&(lane.queue, row.key.clone(), *level));
+                self.parked_rows.remove(&(*lane, row.key.clone(), *level));
             }
             Change::Finished { lane, from, .. } | Change::Moved { lane, from, .. } => match from {
                 Place::Lane(level) => self.delete_row(*lane, *level),
                 Place::Timer(level) => self.delete_timer(*level),
                 Place::Parked(_) | Place::Aside | Place::Over => {}
             },
-            Change::Unparked { queue, key, level } => {
-                self.parked_rows.remove(&(*queue, key.clone(), *level));
+            Change::Unparked { lane, key, level } => {
+                self.parked_rows.remove(&(*lane, key.clone(), *level));
             }
             Change::Untimed { at } => self.delete_timer(*at),
             Change::Lane { lane, record } => self.delete_up_to(*lane, record.ack),
@@ -348,6 +351,7 @@ impl Tables {
             | Change::Replayed { .. }
             | Change::Timed(_)
             | Change::Parked { .. }
+            | Change::Paused { .. }
             | Change::Settings { .. }
             | Change::Key { .. }
             | Change::Queue { .. }
@@ -381,7 +385,7 @@ impl Tables {
                 self.timers.insert(at, timer);
             }
             Place::Parked(level) => {
-                self.parked_rows.insert((lane.queue, row.key.clone(), level), ParkedRow { lane, row });
+                self.parked_rows.insert((lane, row.key.clone(), level), row);
             }
             Place::Aside => drop(self.aside.insert(row.task)),
             Place::Over => {}
@@ -457,12 +461,14 @@ impl Tables {
             Change::Untimed { at: _ } => {}
             Change::Timers { record } => self.timers_record = record,
             Change::Unparked { .. } => {}
-            Change::Parked { queue, key, record: Some(record) } => {
-                self.parked.insert((queue, key), record);
+            Change::Parked { lane, key, record: Some(record) } => {
+                self.parked.insert((lane, key), record);
             }
-            Change::Parked { queue, key, record: None } => {
-                self.parked.remove(&(queue, key));
+            Change::Parked { lane, key, record: None } => {
+                self.parked.remove(&(lane, key));
             }
+            Change::Paused { queue, key, paused: true } => drop(self.paused.insert((queue, key))),
+            Change::Paused { queue, key, paused: false } => drop(self.paused.remove(&(queue, key))),
             Change::Settings { queue, record } => drop(self.settings.insert(queue, record)),
             Change::Key { lane, key, record: Some(record) } => {
                 self.keys.insert((lane, key), record);
@@ -550,7 +556,7 @@ mod tests {
             lane: LANE,
             place: Place::Lane(Level::new(Default::default(), seq)),
             key: Key::shared(),
-            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
             attempt: 1,
             max_attempts: 1,
             lost: 0,

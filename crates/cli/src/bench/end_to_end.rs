@@ -1,8 +1,8 @@
 //! `evenhand bench end-to-end`: server, client and workers together on this machine.
 //!
-//! Four parts, each on a server of its own: throughput (tasks are submitted while workers run them, and their ends are
+//! Five parts, each on a server of its own: throughput (tasks are submitted while workers run them, and their ends are
 //! remembered with a result of 100 bytes, as a queue does that nobody has configured), plain (the same, but nothing is
-//! remembered), apart (all are submitted, and then workers begin), latency (single tasks at a steady rate). The calls of the last part are begun
+//! remembered), time (as the first, but keys share time), apart (all are submitted, and then workers begin), latency (single tasks at a steady rate). The calls of the last part are begun
 //! by a schedule, whether or not those before them were answered, and times count from when a call was due: a server
 //! that stops for a while is late for every call of that while.
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{Args as ClapArgs, ValueEnum};
-use evenhand::{NewTask, QueueSettings, Refusal};
+use evenhand::{NewTask, QueueSettings, Refusal, Share};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -39,7 +39,7 @@ pub(crate) struct Args {
         long,
         value_name = "PART,..",
         value_delimiter = ',',
-        default_value = "throughput,plain,apart,latency"
+        default_value = "throughput,plain,time,apart,latency"
     )]
     parts: Vec<Part>,
     #[command(flatten)]
@@ -63,6 +63,8 @@ enum Part {
     Throughput,
     /// The same, and their ends are not remembered
     Plain,
+    /// As throughput, and keys share time
+    Time,
     /// All tasks are submitted, then workers begin
     Apart,
     /// Single tasks at a steady rate
@@ -71,11 +73,14 @@ enum Part {
 
 pub(crate) async fn run(args: Args) -> Done {
     let mut rates = Vec::new();
-    if args.parts.contains(&Part::Throughput) {
-        rates.push(throughput(&args, Part::Throughput).await?);
-    }
-    if args.parts.contains(&Part::Plain) {
-        rates.push(throughput(&args, Part::Plain).await?);
+    for (part, name, settings) in [
+        (Part::Throughput, "throughput", QueueSettings::new()),
+        (Part::Plain, "plain", QueueSettings::new().retention(Duration::ZERO)),
+        (Part::Time, "time", QueueSettings::new().share(Share::Time)),
+    ] {
+        if args.parts.contains(&part) {
+            rates.push(throughput(&args, name, settings).await?);
+        }
     }
     if args.parts.contains(&Part::Apart) {
         rates.push(apart(&args).await?);
@@ -98,15 +103,10 @@ struct Rates {
     finished: Duration,
 }
 
-async fn throughput(args: &Args, part: Part) -> Result<Rates, Failure> {
+async fn throughput(args: &Args, part: &'static str, settings: QueueSettings) -> Result<Rates, Failure> {
     let target = Target::begin(&args.place).await?;
-    let plain = part == Part::Plain;
-    let part = if plain { "plain" } else { "throughput" };
     let queue = target.name(part);
-    if plain {
-        let forgets = QueueSettings::new().retention(Duration::ZERO);
-        target.client()?.set_queue(&queue, forgets).await?;
-    }
+    target.client()?.set_queue(&queue, settings).await?;
     let mut crew = Crew::start(&target, &queue, &args.hands, |_, _| {})?;
     load::warm_up(&target, &mut crew, Vec::new()).await?;
     let bar = load::progress("accepting and finishing", args.load.tasks + 1);
@@ -269,10 +269,10 @@ fn print_json(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
     }
 }
 
-/// How many times as fast tasks are finished whose ends are remembered, if both were measured.
-fn remembering(rates: &[Rates]) -> Option<f64> {
+/// How many times as fast tasks are finished in one part as in another, if both were measured.
+fn beside(rates: &[Rates], part: &str, other: &str) -> Option<f64> {
     let took = |part| rates.iter().find(|rates| rates.part == part).map(|rates| rates.finished.as_secs_f64());
-    Some(took("plain")? / took("throughput")?)
+    Some(took(other)? / took(part)?)
 }
 
 fn print_tables(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
@@ -291,6 +291,7 @@ fn print_tables(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
             let how = match rates.part {
                 "throughput" => "submitted while workers run them",
                 "plain" => "the same, ends are not remembered",
+                "time" => "as the first, keys share time",
                 _ => "all submitted, then run",
             };
             let number = |took| count(load::rate(args.load.tasks, took) as u64);
@@ -298,8 +299,11 @@ fn print_tables(args: &Args, rates: &[Rates], latencies: Option<&Latencies>) {
         };
         let rows: Vec<Vec<String>> = rates.iter().map(row).collect();
         print!("{}", table(&["how", "accepted/s", "finished/s"], &rows));
-        if let Some(part) = remembering(rates) {
+        if let Some(part) = beside(rates, "throughput", "plain") {
             println!("remembering ends: {:.0}% of the tasks that are finished without", 100.0 * part);
+        }
+        if let Some(part) = beside(rates, "time", "throughput") {
+            println!("sharing time: {:.0}% of the tasks that are finished by tasks", 100.0 * part);
         }
     }
     if let Some(latencies) = latencies {

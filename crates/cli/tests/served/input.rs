@@ -34,7 +34,7 @@ fn what_a_client_gets_wrong_is_named() {
         }
     }
     type Spoil = fn(&mut v1::NewTask);
-    let cases: [(Kind, &str, Spoil); 19] = [
+    let cases: [(Kind, &str, Spoil); 21] = [
         (Kind::Invalid, "key", |task| task.key = "a\0b".into()),
         (Kind::Invalid, "key", |task| task.key = "a\nb".into()),
         (Kind::TooLarge, "key", |task| task.key = "k".repeat(257)),
@@ -55,6 +55,8 @@ fn what_a_client_gets_wrong_is_named() {
             (task.unique_key, task.unique_ms) = ("u".into(), Some(u64::MAX));
         }),
         (Kind::Invalid, "max_duration_ms", |task| task.max_duration_ms = Some(0)),
+        (Kind::Invalid, "expected_ms", |task| task.expected_ms = Some(0)),
+        (Kind::Invalid, "expected_ms", |task| task.expected_ms = Some(u64::MAX)),
         (Kind::TooLarge, "payload", |task| task.payload = vec![0; 10 * 1024 * 1024].into()),
     ];
     for (kind, field, spoil) in cases {

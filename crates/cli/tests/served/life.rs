@@ -468,8 +468,9 @@ fn settings_of_a_queue_outlive_the_server() {
     refused(&server, &["queue", "get", "q"], 3, "there is no queue q");
     let set = ["queue", "set", "q", "--max-attempts", "7", "--backoff", "1s", "--max-lost", "9"];
     let first = json(&server, &set);
+    assert_eq!(first["settings"]["share"], "tasks", "if nobody says");
     let more = ["queue", "set", "q", "--backoff-factor", "1.5", "--max-backoff", "1m", "--retention", "7d"];
-    let second = json(&server, &more);
+    let second = json(&server, &[&more[..], &["--share", "time"]].concat());
     assert!(second["version"].as_u64() > first["version"].as_u64(), "{first} {second}");
     let version = second["version"].to_string();
     kill_and_restart(&mut server);
@@ -481,10 +482,12 @@ fn settings_of_a_queue_outlive_the_server() {
         },
         "retention_ms": 604_800_000,
         "paused": false,
+        "share": "time",
     });
     assert_eq!(got["settings"], expected);
     let shown = said(&server, &["queue", "get", "q"]);
     assert!(shown.contains("ends are remembered for 7 d") && shown.contains("1.5 times as long"), "{shown}");
+    assert!(shown.contains("share     keys share time"), "{shown}");
     // Not behind anybody's back.
     let set =
         |version: &str| server.cli(&["queue", "set", "q", "--max-attempts", "3", "--if-version", version]);
@@ -495,6 +498,7 @@ fn settings_of_a_queue_outlive_the_server() {
     refused(&server, &["queue", "set", "q", "--backoff", "31d"], 2, "backoff_ms");
     refused(&server, &["queue", "set", "q", "--retention", "2000d"], 2, "retention_ms");
     refused(&server, &["queue", "set", "q", "--backoff-factor", "0.5"], 2, "--backoff-factor");
+    refused(&server, &["queue", "set", "q", "--share", "days"], 2, "[possible values: tasks, time]");
     refused(&server, &["queue", "set", "q"], 2, "--max-attempts");
     refused(&server, &["queue", "set", "a/b", "--max-attempts", "3"], 2, "contains '/'");
 }
@@ -528,6 +532,60 @@ fn results_outlive_the_server_for_as_long_as_the_queue_says() {
     assert_eq!(states(&server, &[]), ["succeeded"], "the one that is kept");
     let counts = ["q", "short", "none"].map(|queue| api.queue(queue).succeeded);
     assert_eq!(counts, [1, 1, 1], "counts stay");
+    // The store has the one that is kept, and what will forget it.
+    said(&server, &["submit", "nobody-serves-it", "x"]);
+    said(&server, &["submit", "nobody-serves-it", "--delay", "1h", "x"]);
+    assert!(server.stop().success());
+    let data = server.data.to_str().unwrap();
+    let checked = json(&server, &["store", "check", data]);
+    let counts = ["tasks", "ended", "rows", "timers"].map(|name| checked[name].as_u64().unwrap());
+    assert_eq!((&checked["whole"], counts), (&Value::Bool(true), [3, 1, 1, 2]), "{checked}");
+    let shown = said(&server, &["store", "check", data]);
+    assert!(shown.ends_with("3 tasks (1 in lanes, 1 ended), 2 timers"), "{shown}");
+}
+
+/// How often a key's tasks have been started.
+fn starts(server: &Server, ids: &[String]) -> usize {
+    let records = crate::checker::records(server);
+    records.iter().filter(|record| record.what == "start" && ids.contains(&record.task)).count()
+}
+
+/// Two keys, one slot: the tasks of one hold it much longer than those of the other. By tasks they take turns; by
+/// time the slow one gets fewer starts, though it says that its tasks are as quick.
+#[test]
+fn where_time_is_shared_a_key_of_long_tasks_gets_fewer_starts() {
+    let mut server = Server::start(LONG);
+    let api = server.api();
+    assert_eq!(json(&server, &["queue", "set", "q", "--share", "time"])["settings"]["share"], "time");
+    let submit = |key: &str, payload: &str| {
+        let lines = format!("{{\"text\":\"{payload}\"}}\n").repeat(40);
+        let args = ["submit", "q", "--batch", "-", "--json", "--key", key, "--expected", "50ms"];
+        let said = server.cli_with(&args, lines.as_bytes());
+        let id =
+            |line: &str| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap().to_string();
+        said.out.lines().map(id).collect::<Vec<String>>()
+    };
+    let (slow, quick) = (submit("slow", "sleep 700"), submit("quick", "sleep 1"));
+    assert_eq!((slow.len(), quick.len()), (40, 40));
+    assert_eq!(json(&server, &["get", &slow[39]])["expected_ms"], 50);
+    assert!(said(&server, &["get", &slow[39]]).contains("expected  to take 50 ms"));
+    let _worker = server.worker("one", 1);
+    eventually("some of both have ended", || api.queue("q").succeeded >= 20);
+    // What was learned of them outlives the server.
+    kill_and_restart(&mut server);
+    eventually("the quick ones have started", || starts(&server, &quick) == 40);
+    let started = starts(&server, &slow);
+    assert!((1..=30).contains(&started), "{started} slow ones have started, and 40 quick ones");
+    let share = said(&server, &["explain", &slow[39]]);
+    assert!(share.contains("of the time of its queue's runs of the last minute"), "{share}");
+    refused(&server, &["submit", "q", "--expected", "12d", "x"], 2, "expected_ms");
+    refused(&server, &["submit", "q", "--expected", "long", "x"], 2, "is no duration");
+    // By tasks again: what waits has its turn all the same.
+    assert_eq!(json(&server, &["queue", "set", "q", "--share", "tasks"])["settings"]["share"], "tasks");
+    said(&server, &["cancel", "--queue", "q", "--state", "queued", "--yes"]);
+    let last = server.cli(&["submit", "q", "--key", "slow", "--wait", "sleep 1"]);
+    assert_eq!(last.code, 0, "{last:?}");
+    ran_once_at_a_time(&server);
 }
 
 /// Delays, retries and restarts at once: everything succeeds, and never twice at a time.

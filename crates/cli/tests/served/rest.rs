@@ -230,6 +230,8 @@ fn bad_requests_say_which_field_and_change_nothing() {
     wrong(r#"{"tasks":[{"run_at_ms":"tomorrow"}]}"#, invalid("tasks[0].run_at_ms"));
     wrong(r#"{"tasks":[{"unique_ms":1}]}"#, invalid("tasks[0].unique_ms"));
     wrong(r#"{"tasks":[{"max_duration_ms":1.5}]}"#, invalid("tasks[0].max_duration_ms"));
+    wrong(r#"{"tasks":[{"expected_ms":0}]}"#, invalid("tasks[0].expected_ms"));
+    wrong(r#"{"tasks":[{"expected_ms":"1s"}]}"#, invalid("tasks[0].expected_ms"));
     wrong(r#"{"tasks":[{"key":"a\u0000b"}]}"#, invalid("tasks[0].key"));
     wrong(r#"{"tasks":[{"payload":1,"text":"1"}]}"#, invalid("tasks[0].payload"));
     wrong(r#"{"tasks":[{"base64":"%"}]}"#, invalid("tasks[0].base64"));
@@ -266,6 +268,10 @@ fn bad_requests_say_which_field_and_change_nothing() {
     assert_eq!(server.ask("POST", raw, page, "x").error(), invalid("origin"));
     assert_eq!(server.ask("POST", &format!("{raw}?kee=1"), "", "x").error(), invalid("kee"));
     assert_eq!(server.ask("POST", &format!("{raw}?priority=x"), "", "x").error(), invalid("priority"));
+    assert_eq!(
+        server.ask("POST", &format!("{raw}?expected_ms=0"), "", "x").error(),
+        invalid("tasks[0].expected_ms")
+    );
     assert_eq!(server.ask("POST", raw, "", "x".repeat(2_000_000)).error(), too_large("tasks[0].payload"));
     // What is not there.
     assert_eq!(server.get("/v1/tasks/0-99").error().0, 404);
@@ -289,6 +295,8 @@ fn bad_requests_say_which_field_and_change_nothing() {
     let set = |body: &str| server.ask("PUT", "/v1/queues/q", JSON, body).error();
     assert_eq!(set(r#"{}"#).1, "invalid");
     assert_eq!(set(r#"{"settings":{"retention_ms":-1}}"#), invalid("settings.retention_ms"));
+    assert_eq!(set(r#"{"settings":{"share":"days"}}"#), invalid("settings.share"));
+    assert_eq!(set(r#"{"settings":{"share":2}}"#), invalid("settings.share"));
     assert_eq!(set(r#"{"settings":{"retry":{"max_lost":256}}}"#), invalid("settings.retry.max_lost"));
     assert_eq!(set(r#"{"settings":{},"version":7}"#), (409, "conflict".into(), "version".into()));
     assert_eq!(server.get("/v1/tasks?cursor=x").error(), invalid("cursor"));

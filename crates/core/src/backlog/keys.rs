@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use hashbrown::HashTable;
 
-use super::vtime::{VTime, Weight};
+use super::vtime::{Average, VTime, Weight};
 use crate::names::Key;
 
 /// Where a key stands in its lane's table. Valid until the key is forgotten.
@@ -38,6 +38,12 @@ pub(crate) struct KeyState {
     pub(crate) rows: u32,
     /// Charges of rows that were parked, to be given back when no row waits any more.
     pub(crate) refund: VTime,
+    /// What its runs took less than they were charged: given back as far as its rows that wait allow it.
+    pub(crate) credit: VTime,
+    /// Where the last row that was placed begins, as far as it is known. F must not fall below while rows wait.
+    pub(crate) last: VTime,
+    /// How long its runs took of late.
+    pub(crate) average: Average,
     /// It may not run: its rows are parked when they are met.
     pub(crate) paused: bool,
     /// It has its one entry among the lane's alarms.
@@ -86,6 +92,9 @@ impl Keys {
             chained: 0,
             rows: 0,
             refund: VTime::ZERO,
+            credit: VTime::ZERO,
+            last: VTime::ZERO,
+            average: Average::default(),
             paused: false,
             alarmed: false,
             dirty: false,

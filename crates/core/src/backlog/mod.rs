@@ -23,5 +23,5 @@ pub use level::Level;
 pub use places::Charge;
 pub(crate) use shelf::Shelf;
 pub(crate) use turns::Turns;
-pub use vtime::{Cost, Pass, VTime, Weight};
+pub use vtime::{Average, Cost, Pass, VTime, Weight};
 pub(crate) use window::Entry;

@@ -34,9 +34,17 @@ pub struct Charge {
     /// It stands in its key's chain: the key's next task begins where this charge ends. A task that is tried
     /// again does not.
     pub chained: bool,
+    /// The cost is the time that the run was expected to take. What it took is known at its end, and counts then.
+    pub timed: bool,
 }
 
 impl Charge {
+    /// What its task asked for. What is charged is decided anew with every place.
+    pub(crate) fn asked(self) -> Charge {
+        let cost = if self.timed { Cost::ONE } else { self.cost };
+        Charge { cost, chained: false, timed: false, ..self }
+    }
+
     /// How far it moves F.
     pub fn span(self) -> VTime {
         VTime::charge(self.cost, self.weight)
@@ -53,6 +61,8 @@ pub(crate) struct Places {
     waiting_weights: u64,
     /// Rows of all keys.
     rows: u64,
+    /// Rows that stand beside the lane and may be placed: somebody waits, though not here.
+    pub(crate) to_come: u64,
     keys: Keys,
     alarms: BinaryHeap<Reverse<(VTime, KeyIx)>>,
     dirty: Vec<KeyIx>,
@@ -77,8 +87,12 @@ impl Places {
         state.chain = record.chained;
         state.chained = record.chained;
         state.refund = record.refund;
+        state.credit = record.credit;
+        state.last = state.finish;
+        state.average = record.average;
         self.rows += u64::from(record.rows);
-        self.top = self.top.max(state.finish);
+        // F was at least there once, though it may have fallen since: an alarm may be set for then.
+        self.top = self.top.max(state.finish).max(record.due);
         if record.rows > 0 {
             self.waiting_weights += u64::from(state.weight.thousandths());
         }
@@ -145,11 +159,13 @@ impl Places {
 
     /// Places a new task of `ix` and charges its key.
     pub(crate) fn place(&mut self, ix: KeyIx, cost: Cost, ack: Pass) -> (Pass, Charge) {
+        self.give_back_credit(ix);
         let state = self.keys.get(ix);
         // While a key keeps waiting F is above V and A, so its tasks form a chain.
         let start = state.finish.max(self.newcomer(ack));
-        let charge = Charge { cost, weight: state.weight, chained: true };
+        let charge = Charge { cost, weight: state.weight, chained: true, timed: false };
         let state = self.keys.get_mut(ix);
+        state.last = start;
         state.finish = start + charge.span();
         state.chain += 1;
         state.chained += 1;
@@ -160,6 +176,7 @@ impl Places {
             self.alarm(ix, due);
         }
         self.add_row(ix);
+        self.give_back_credit(ix);
         (start.pass(), charge)
     }
 
@@ -168,6 +185,7 @@ impl Places {
     pub(crate) fn place_again(&mut self, ix: KeyIx, charge: Charge, ack: Pass, charged: bool) -> Pass {
         let start = self.newcomer(ack);
         let state = self.keys.get_mut(ix);
+        state.last = state.last.max(start);
         state.finish = state.finish.max(start);
         if charged && !self.canary.is(Bug::RetryUncharged) {
             state.finish += charge.span();
@@ -175,6 +193,55 @@ impl Places {
         self.top = self.top.max(state.finish);
         self.add_row(ix);
         start.pass()
+    }
+
+    /// A run whose time was charged ahead took so long in fact. The difference goes to F: what was too little at
+    /// once, what was too much as soon as F may fall.
+    pub(crate) fn took(&mut self, key: &Key, pass: Pass, charge: Charge, took: Cost) {
+        let (charged, real) = (charge.span(), VTime::charge(took, charge.weight));
+        if self.waiting_weights > 0 {
+            self.grow(took, self.waiting_weights);
+        }
+        let Some(ix) = self.keys.find(key) else {
+            // Its charge has passed. What it should have been may not have.
+            if pass.time() + real > self.vtime {
+                let ix = self.keys.insert(key, charge.weight);
+                self.keys.get_mut(ix).finish = pass.time() + real;
+                self.keys.get_mut(ix).average.learn(took);
+                self.top = self.top.max(pass.time() + real);
+                self.touch(ix);
+                self.alarm(ix, pass.time() + real);
+            }
+            return;
+        };
+        let state = self.keys.get_mut(ix);
+        let debt = real - charged;
+        state.finish += debt - state.credit;
+        state.credit = (state.credit - debt) + (charged - real);
+        state.average.learn(took);
+        self.top = self.top.max(state.finish);
+        if state.waiting > 0 {
+            self.give_back_credit(ix);
+        }
+        self.touch(ix);
+    }
+
+    /// A row whose time was charged ahead will not run: it took none.
+    pub(crate) fn uncharge(&mut self, key: &Key, charge: Charge) {
+        if let Some(ix) = self.keys.find(key).filter(|_| charge.timed) {
+            self.keys.get_mut(ix).credit += charge.span();
+            self.touch(ix);
+        }
+    }
+
+    /// F falls by what the key has been charged too much, but not below its last row that waits: its tasks
+    /// keep their order.
+    fn give_back_credit(&mut self, ix: KeyIx) {
+        let state = self.keys.get_mut(ix);
+        let room = if state.waiting > 0 { state.finish - state.last } else { state.finish };
+        let given = if self.canary.is(Bug::CreditNotGiven) { VTime::ZERO } else { state.credit.min(room) };
+        state.finish = state.finish - given;
+        state.credit = if state.waiting > 0 { state.credit - given } else { VTime::ZERO };
     }
 
     /// Where a key that has nothing waiting starts.
@@ -203,10 +270,20 @@ impl Places {
     pub(crate) fn served(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
         let weights = self.waiting_weights;
         self.no_longer_waits(ix, pass, charge);
-        let grown = self.vtime + VTime::share(charge.cost, weights);
-        let grown = if self.canary.is(Bug::TimeHeldByNewKeys) { self.vtime } else { self.up_to_alarm(grown) };
-        self.vtime = self.vtime.max(pass.time()).max(grown);
+        // How much a run takes that shares time is known at its end.
+        if !charge.timed {
+            self.grow(charge.cost, weights);
+        }
+        self.vtime = self.vtime.max(pass.time());
         self.when_nothing_waits();
+    }
+
+    /// V grows by a cost, divided among all that wait, as far as these let it.
+    fn grow(&mut self, cost: Cost, weights: u64) {
+        if !self.canary.is(Bug::TimeHeldByNewKeys) {
+            let grown = self.up_to_alarm(self.vtime + VTime::share(cost, weights));
+            self.vtime = self.vtime.max(grown);
+        }
     }
 
     fn no_longer_waits(&mut self, ix: KeyIx, pass: Pass, charge: Charge) {
@@ -245,6 +322,9 @@ impl Places {
         state.rows = state.rows.saturating_sub(1);
         state.chained = state.chained.saturating_sub(u32::from(chained));
         self.rows = self.rows.saturating_sub(1);
+        if state.rows == 0 {
+            state.finish = state.finish - std::mem::take(&mut state.credit);
+        }
         let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
         self.touch(ix);
         if rows == 0 && !alarmed {
@@ -299,7 +379,7 @@ impl Places {
 
     /// Nobody waits, so nobody can lose: time rises to the highest F, and old charges are over.
     fn when_nothing_waits(&mut self) {
-        if self.waiting_weights == 0 {
+        if self.waiting_weights == 0 && self.to_come == 0 {
             self.vtime = self.vtime.max(self.top);
         }
     }
@@ -408,6 +488,8 @@ impl Places {
                     rows: state.rows,
                     chained: state.chained,
                     refund: state.refund,
+                    credit: state.credit,
+                    average: state.average,
                     weight: state.asked,
                 };
                 each(&state.key, Some(record));

@@ -96,7 +96,7 @@ fn give(window: &mut Window, asked: &mut Option<(Level, usize)>, seen: &mut Seen
 }
 
 fn entry(level: Level) -> Entry {
-    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true };
+    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false };
     Entry {
         task: TaskId(level.seq()),
         key: KeyIx::default(),

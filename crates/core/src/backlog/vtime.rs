@@ -25,7 +25,8 @@ impl VTime {
     /// The smallest difference that a level shows.
     pub const TICK: VTime = VTime(1 << (FRACTION - PASS_FRACTION));
     /// Past this a lane takes no more tasks. A lane that serves 100,000 tasks a second, all at the
-    /// lowest weight, reaches it after 180 years. Levels have room for twice as much, for retries.
+    /// lowest weight, reaches it after 180 years; one whose callers say of empty tasks that they take 11 days, after half
+    /// a billion of them. Levels have room for twice as much, for retries.
     pub const LAST: VTime = VTime(1 << (59 + FRACTION));
 
     /// What one task of this cost is charged at this weight.
@@ -174,5 +175,40 @@ impl Cost {
     /// The cost in thousandths.
     pub fn thousandths(self) -> u32 {
         self.0
+    }
+
+    /// What so many milliseconds cost, where time is shared.
+    pub fn of_ms(ms: u64) -> Cost {
+        Cost(ms.clamp(1, u64::from(Cost::MAX.0)) as u32)
+    }
+}
+
+/// How long runs take, on average over about the last eight: each new one counts an eighth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Average {
+    /// In eighths of a thousandth; 0 before the first.
+    eighths: u64,
+}
+
+impl Average {
+    /// One more run took so long.
+    pub(crate) fn learn(&mut self, took: Cost) {
+        let took = u64::from(took.0);
+        self.eighths = if self.eighths == 0 { 8 * took } else { self.eighths - self.eighths / 8 + took };
+    }
+
+    /// What is to be expected of the next one, if there was any.
+    pub fn cost(self) -> Option<Cost> {
+        (self.eighths > 0).then(|| Cost::of_ms(self.eighths.div_ceil(8)))
+    }
+
+    /// For stores: the number as it is saved, 0 if there is none.
+    pub fn to_bits(self) -> u64 {
+        self.eighths
+    }
+
+    /// For stores: the number as it was saved.
+    pub fn from_bits(eighths: u64) -> Average {
+        Average { eighths: eighths.min(8 * u64::from(Cost::MAX.0)) }
     }
 }

@@ -22,7 +22,7 @@ fn show(level: Level) -> String {
 }
 
 fn entry(n: u64) -> Entry {
-    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true };
+    let charge = Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false };
     Entry {
         task: TaskId(n),
         key: KeyIx::default(),

@@ -48,6 +48,7 @@ impl Tables {
             timers: self.timers,
             canceling: self.canceling.iter().copied().collect(),
             parked: Vec::new(),
+            paused: Vec::new(),
             settings: Vec::new(),
         }
     }
@@ -105,6 +106,7 @@ impl Tables {
             | Change::Timed(_)
             | Change::Unparked { .. }
             | Change::Parked { .. }
+            | Change::Paused { .. }
             | Change::Untimed { .. }
             | Change::Settings { .. } => unreachable!("no script makes it happen"),
         }

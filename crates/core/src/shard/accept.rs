@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Alarm, Shard};
-use crate::backlog::{Charge, Entry, Level, VTime, Weight};
+use super::{Alarm, Part, Shard};
+use crate::backlog::{Charge, Cost, Entry, Level, VTime, Weight};
 use crate::bounds;
 use crate::change::{Change, Place, RequestIds, RequestRecord, Task, Timed};
 use crate::life::Terms;
@@ -161,7 +161,8 @@ impl Shard {
             return Err(Refusal::limited("this shard has numbered all the tasks it can; move the queue"));
         }
         let Some(id) = self.names.get(queue) else { return Ok(()) };
-        let spans = tasks.iter().fold(VTime::ZERO, |sum, t| sum + VTime::charge(t.cost, Weight::MIN));
+        let cost = |task: &NewTask| task.cost.max(Cost::of_ms(task.expected_ms));
+        let spans = tasks.iter().fold(VTime::ZERO, |sum, t| sum + VTime::charge(cost(t), Weight::MIN));
         for ix in self.queues[id.0 as usize].lanes.values() {
             let lane = &self.lanes[ix.0];
             if lane.places.top().max(lane.ack().time()) + spans > VTime::LAST {
@@ -228,7 +229,8 @@ impl Shard {
         let over = self.queues[queue.0 as usize].overrides.get(&new.key).copied();
         let max_attempts = new.max_attempts.unwrap_or(self.settings_of(queue).max_attempts);
         let expires = (new.expires_ms > 0).then(|| self.now.plus(new.expires_ms));
-        let terms = Terms { backoff: new.backoff, expires, attach_ms: new.attach_ms };
+        let NewTask { backoff, attach_ms, expected_ms, .. } = new;
+        let terms = Terms { backoff, expires, attach_ms, expected_ms };
         let weight = over.unwrap_or(new.weight);
         let lane_id = LaneId { queue, priority: new.priority, class: new.class };
         let ix = self.lane(lane_id);
@@ -240,7 +242,7 @@ impl Shard {
             place: Place::Over,
             key: new.key,
             // What it asks for. It is not charged before it has a place.
-            charge: Charge { cost: new.cost, weight: new.weight, chained: false },
+            charge: Charge { cost: new.cost, weight: new.weight, chained: false, timed: false },
             attempt: 1,
             max_attempts,
             lost: 0,
@@ -254,22 +256,30 @@ impl Shard {
         if let Some(due) = self.start_of(new.start) {
             let row = self.schedule(due, lane_id, task.row_at(Level::ZERO), id.0);
             task.place = Place::Timer(row.level);
-        } else if self.is_parked(queue, &task.key) {
-            let row = self.shelve(lane_id, task.row_at(Level::ZERO), id.0);
+        } else if self.is_parked(lane_id, &task.key) {
+            let places = &mut self.lanes[ix.0].places;
+            if let Some(key) = places.keys().find(&task.key) {
+                places.set_weight(key, Some(new.weight), over);
+            }
+            let row = self.shelve(lane_id, task.row_at(Level::ZERO), id.0, Part::Last);
             task.place = Place::Parked(row.level);
         } else {
             let commit = self.batch.id;
+            let places = &mut self.lanes[ix.0].places;
+            let key = places.key(&task.key, weight);
+            places.set_weight(key, Some(new.weight), over);
+            let (cost, timed) = self.cost_of(ix, key, new.cost, task.terms.as_deref());
             let lane = &mut self.lanes[ix.0];
-            let key = lane.places.key(&task.key, weight);
-            lane.places.set_weight(key, Some(new.weight), over);
-            let (pass, charge) = lane.places.place(key, new.cost, lane.ack());
+            let (pass, charge) = lane.places.place(key, cost, lane.ack());
             let level = Level::new(pass, id.0);
             lane.chosen(level, commit);
-            (task.place, task.charge) = (Place::Lane(level), charge);
+            (task.place, task.charge) = (Place::Lane(level), Charge { timed, ..charge });
+            self.batch.rows.push((ix, level, Entry::of(&task.row_at(level), key)));
+        }
+        if !matches!(task.place, Place::Timer(_)) && !self.key_is_paused(queue, &task.key) {
             let (payload, content_type) = (task.payload.clone(), task.content_type.clone());
             let work = Work { payload, content_type, max_duration_ms: task.max_duration_ms };
             self.payloads.keep(id, work, self.bounds.payload_bytes);
-            self.batch.rows.push((ix, level, Entry::of(&task.row_at(level), key)));
         }
         self.batch.changes.push(Change::Accepted(task));
         self.task_changed(id);

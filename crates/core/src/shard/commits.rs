@@ -7,7 +7,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, Row, Timed};
 use crate::messages::{Answer, Effect};
-use crate::names::{CommitId, LaneId, QueueId, RequestId, TaskId};
+use crate::names::{CommitId, QueueId, RequestId, TaskId};
 
 /// One group commit, and what waits for it.
 #[derive(Clone, Debug)]
@@ -19,9 +19,11 @@ pub(super) struct Batch {
     /// Timers that join the others when it is durable.
     pub(super) timers: Vec<(Level, TaskId, Timed)>,
     /// Rows that join the shelves of their keys.
-    pub(super) parked: Vec<(ParkedKey, Level, (LaneId, Row))>,
-    /// Rows that it parks or brings back, or that expire as they are met.
+    pub(super) parked: Vec<(ParkedKey, Level, Row)>,
+    /// Rows that it parks, or that expire as they are met.
     pub(super) parks: usize,
+    /// Rows that it brings back from shelves.
+    pub(super) returns: usize,
     /// Effects that are emitted when it is durable.
     then: Vec<Effect>,
     /// The last seq that was handed out when it was sealed.
@@ -31,7 +33,17 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new(id: CommitId) -> Batch {
         let (rows, timers, then) = (Vec::new(), Vec::new(), Vec::new());
-        Batch { id, changes: Vec::new(), rows, timers, parked: Vec::new(), parks: 0, then, last_seq: 0 }
+        Batch {
+            id,
+            changes: Vec::new(),
+            rows,
+            timers,
+            parked: Vec::new(),
+            parks: 0,
+            returns: 0,
+            then,
+            last_seq: 0,
+        }
     }
 
     /// How much it makes us hold: changes while it is open, rows and answers until it is durable.
@@ -134,7 +146,7 @@ impl Shard {
                 parked.shelf.window.merge(level, entry);
                 parked.shelf.unpin(commit);
             }
-            self.wake(at.0);
+            self.returning.insert(at);
         }
         for ix in lanes {
             let lane = &mut self.lanes[ix.0];

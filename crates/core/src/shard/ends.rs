@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::reads::Waiter;
 use super::timing::{Over, Placing};
 use super::{Alarm, HeldEnd, LaneIx, Shard};
-use crate::backlog::{Entry, Level};
+use crate::backlog::{Charge, Cost, Entry, Level, Pass};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{
@@ -16,7 +16,7 @@ use crate::change::{
 };
 use crate::life::{self, End, Ending, Event, Next, Outcome, State, Tries};
 use crate::messages::{Answer, Effect, NewTask, Run};
-use crate::names::{Fence, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
+use crate::names::{Fence, Key, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
 use crate::refusal::{Kind, Refusal};
 use crate::timers::moment;
 use crate::workers::LiveRun;
@@ -46,7 +46,8 @@ impl Shard {
                 self.lanes[ix.0].places.raise_vtime(run.level.pass());
             }
             let Run { task, fence, attempt, started, .. } = run;
-            self.on_ended(HeldEnd { worker, task, fence, attempt, started, end, ending }, effects);
+            let level = Some(run.level);
+            self.on_ended(HeldEnd { worker, task, fence, attempt, started, level, end, ending }, effects);
         }
     }
 
@@ -227,7 +228,10 @@ impl Shard {
         match life::after(State::Running { canceled: live.cancel }, Event::Refused, NO_TRIES) {
             Next::Queue => {}
             // Canceled before it began.
-            Next::Finish(_) => return self.end_run(task, End::Failed, &Ending::default(), None, effects),
+            Next::Finish(_) => {
+                self.uncharge_run(task);
+                return self.end_run(task, End::Failed, &Ending::default(), None, effects);
+            }
             Next::Retry | Next::Stop | Next::Again | Next::Stay | Next::Refuse => return,
         }
         let Some(live) = self.take_run(worker, task, fence) else { return };
@@ -236,6 +240,7 @@ impl Shard {
             // Its timer has come and gone while it ran, as it seemed.
             let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
             if let (Some(key), Some(ix)) = (live.in_lane, self.lane_of(run.lane)) {
+                self.lanes[ix.0].places.uncharge(&run.key, run.charge);
                 self.lanes[ix.0].settle(run.level, run.charge, key);
                 self.left_lane(ix);
             }
@@ -374,6 +379,10 @@ impl Shard {
         let Some(live) = taken else { return };
         let run = &live.run;
         let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
+        if end != End::Lost {
+            let started = Some(run.started);
+            self.run_took(run.lane, &run.key, run.level.pass(), run.charge, started, ending);
+        }
         if let Some(ix) = self.lane_of(run.lane) {
             if let Some(key) = live.in_lane {
                 self.lanes[ix.0].settle(run.level, run.charge, key);
@@ -401,6 +410,43 @@ impl Shard {
         }
     }
 
+    /// If a run's time was charged ahead, it counts now how long it took. One that was lost with its worker is not
+    /// its key's fault, and stays charged as it is.
+    fn run_took(
+        &mut self,
+        lane: LaneId,
+        key: &Key,
+        pass: Pass,
+        charge: Charge,
+        started: Option<Millis>,
+        ending: &Ending,
+    ) {
+        let Some(ix) = self.lane_of(lane).filter(|_| charge.timed) else { return };
+        // Its worker knows better: its word may have come late, and another owner's clock may have gone otherwise.
+        let since_ms = started.filter(|started| *started > Millis(0));
+        let since_ms = since_ms.map(|started| self.now.0.saturating_sub(started.0));
+        let Some(ms) = ending.ran_ms.or(since_ms) else { return };
+        let took = Cost::of_ms(ms);
+        if self.canary.is(Bug::TimeNotCounted) {
+            return;
+        }
+        self.lanes[ix.0].places.took(key, pass, charge, took);
+        self.queues[lane.queue.0 as usize].record.average.learn(took);
+        self.dirty_lanes.insert(ix);
+        self.dirty_queues.insert(lane.queue);
+    }
+
+    /// A run never began, so it took no time, whatever was charged.
+    fn uncharge_run(&mut self, task: TaskId) {
+        let Some(live) = self.runs.get_mut(&task) else { return };
+        let charge = live.run.charge;
+        live.run.charge.timed = false;
+        if let Some(ix) = self.lane_index.get(&live.run.lane) {
+            self.lanes[ix.0].places.uncharge(&live.run.key, charge);
+            self.dirty_lanes.insert(*ix);
+        }
+    }
+
     /// Records a task's end.
     pub(super) fn finish(&mut self, over: Over, effects: &mut Vec<Effect>) {
         let Over { task, lane, key, from, attempt, max_attempts, expires, outcome, last, result } = over;
@@ -416,7 +462,7 @@ impl Shard {
         self.dirty_queues.insert(lane.queue);
         let tries = attempt.saturating_sub(1);
         if let Place::Parked(level) = from {
-            self.batch.changes.push(Change::Unparked { queue: lane.queue, key: key.clone(), level });
+            self.batch.changes.push(Change::Unparked { lane, key: key.clone(), level });
         }
         let end = Arc::new(EndRecord { key, outcome, at: self.now, last, result });
         let kept = (retention_ms > 0).then(|| end.clone());
@@ -604,13 +650,14 @@ impl Shard {
             weight: asked.unwrap_or(task.charge.weight),
             priority: task.lane.priority,
             class: task.lane.class,
-            cost: task.charge.cost,
+            cost: task.charge.asked().cost,
             max_attempts: Some(task.max_attempts),
             backoff: terms.backoff,
             start: Default::default(),
             expires_ms,
             attach_ms: 0,
             unique: None,
+            expected_ms: terms.expected_ms,
             max_duration_ms: task.max_duration_ms,
             content_type: task.content_type.clone(),
             payload: task.payload.clone(),
@@ -648,6 +695,8 @@ impl Shard {
         let version = now + 1;
         let record = SettingsRecord { version, settings };
         self.queues[id.0 as usize].settings = Some(record.clone());
+        // It may be another number of their rows that has places ahead of time.
+        self.returning.extend(self.parked.keys().filter(|(lane, _)| lane.queue == id).cloned());
         self.wake(id);
         self.batch.changes.push(Change::Settings { queue: id, record });
         self.answer_after_commit(request, Answer::Configured(version), effects);
@@ -735,7 +784,19 @@ impl Shard {
         if life::after(state, event, self.tries_of(task)) == Next::Stay {
             return;
         }
+        let level = match task.place {
+            Place::Lane(level) => Some(level),
+            Place::Aside => held.level,
+            Place::Timer(_) | Place::Parked(_) | Place::Over => None,
+        };
+        if let Some(level) = level.filter(|_| !counted) {
+            let started = Some(held.started);
+            self.run_took(task.lane, &task.key, level.pass(), task.charge, started, &held.ending);
+        }
         self.withdraw(task, true);
+        if let Some(ix) = self.lane_of(task.lane) {
+            self.forget(ix); // its key may be remembered for nothing but that
+        }
         let tried = Try {
             attempt: held.attempt,
             seat: self.seats.get(&held.worker).cloned(),
@@ -759,13 +820,15 @@ impl Shard {
                         lane.adopt(level, task.id, key, task.charge);
                         lane.settle(level, task.charge, key);
                     } else {
+                        lane.places.uncharge(&task.key, task.charge);
                         lane.withdraw(level, task.charge, key);
                     }
+                    self.made_room(task.lane, &task.key);
                     self.left_lane(ix);
                 }
             }
             Place::Timer(level) => self.unschedule(task.lane, level),
-            Place::Parked(level) => self.unshelve(task.lane.queue, &task.key, level),
+            Place::Parked(level) => self.unshelve(task.lane, &task.key, level),
             Place::Aside | Place::Over => {}
         }
         self.task_changed(task.id);

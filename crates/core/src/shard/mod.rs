@@ -20,7 +20,7 @@ mod timing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::backlog::{KeyState, Lane, Turns, Weight};
+use crate::backlog::{Average, KeyState, Lane, Level, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
 use crate::change::{
@@ -36,7 +36,8 @@ use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
 pub use dispatch::LoopState;
-use parking::{Parked, ParkedKey};
+use parking::Part;
+pub(crate) use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
 
 /// Where a lane stands in the shard's table. Lanes are never removed.
@@ -91,6 +92,8 @@ pub(crate) struct HeldEnd {
     attempt: u16,
     /// When the run was dispatched, if that is known.
     started: Millis,
+    /// Where its row stood then, if that is known.
+    level: Option<Level>,
     end: End,
     ending: Ending,
 }
@@ -140,9 +143,13 @@ pub struct Shard {
     dirty_timers: bool,
     /// Tasks that somebody wants stopped and that may be running on a worker that has not said so yet.
     canceling: BTreeSet<TaskId>,
-    /// Keys whose rows are parked, and those of them that may run again.
+    /// Keys that may not run.
+    paused: BTreeSet<(QueueId, Key)>,
+    /// Keys with rows that are parked, and those of them that are to be looked at.
     pub(crate) parked: BTreeMap<ParkedKey, Parked>,
     returning: BTreeSet<ParkedKey>,
+    /// The last that was looked at.
+    returned: Option<ParkedKey>,
     dirty_parked: BTreeSet<ParkedKey>,
     /// Attached tasks: whether somebody watches them, and until when somebody did.
     watched: BTreeMap<TaskId, (bool, Millis)>,
@@ -265,8 +272,10 @@ impl Shard {
             defaults: Settings::default(),
             dirty_timers: false,
             canceling: BTreeSet::new(),
+            paused: BTreeSet::new(),
             parked: BTreeMap::new(),
             returning: BTreeSet::new(),
+            returned: None,
             dirty_parked: BTreeSet::new(),
             watched: BTreeMap::new(),
             began: None,
@@ -329,16 +338,23 @@ impl Shard {
             self.aside = metadata.aside.into_iter().map(|task| (task.id, task)).collect();
         }
         if !self.canary.is(Bug::ParkedForgotten) {
-            for (queue, key, record) in metadata.parked {
-                self.restore_parked(queue, key, &record);
+            for (lane, key, record) in metadata.parked {
+                self.restore_parked(lane, key, &record);
             }
         }
-        for ((queue, key), parked) in &self.parked {
-            for ix in self.queues[queue.0 as usize].lanes.values().filter(|_| parked.paused) {
+        self.paused = metadata.paused.into_iter().collect();
+        for (queue, key) in &self.paused {
+            for ix in self.queues[queue.0 as usize].lanes.values() {
                 let places = &mut self.lanes[ix.0].places;
                 if let Some(key) = places.keys().find(key) {
                     places.set_paused(key, true);
                 }
+            }
+        }
+        for (at, parked) in &self.parked {
+            let (lane, key) = at;
+            if let Some(ix) = self.lane_index.get(lane).filter(|_| !self.key_is_paused(lane.queue, key)) {
+                self.lanes[ix.0].places.to_come += parked.rows;
             }
         }
         self.canceling = metadata.canceling.into_iter().collect();
@@ -381,7 +397,8 @@ impl Shard {
             Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence, effects),
             Input::Ended { worker, task, fence, attempt, end, ending } => {
                 let started = self.runs.get(&task).map_or(Millis(0), |live| live.run.started);
-                self.on_ended(HeldEnd { worker, task, fence, attempt, started, end, ending }, effects)
+                let level = None;
+                self.on_ended(HeldEnd { worker, task, fence, attempt, started, level, end, ending }, effects)
             }
             Input::Lost { worker } => self.on_lost(worker, effects),
             Input::Member { worker, seat, record } => self.on_member(worker, seat, record, effects),
@@ -400,8 +417,8 @@ impl Shard {
             Input::Tick => self.on_tick(effects),
         }
         self.handle_timers(effects);
-        self.bring_back(effects);
         self.dispatch(effects);
+        self.bring_back(effects);
         self.ask_reads(effects);
         self.emit_wake(effects);
     }
@@ -481,6 +498,11 @@ impl Shard {
         self.runs.values().filter(move |live| live.worker == worker).map(|live| &live.run)
     }
 
+    /// All runs of a queue's tasks.
+    pub fn runs_in(&self, queue: QueueId) -> impl Iterator<Item = &Run> {
+        self.runs.values().map(|live| &live.run).filter(move |run| run.lane.queue == queue)
+    }
+
     /// Runs of a worker that were canceled.
     pub fn canceled_runs_of(&self, worker: WorkerId) -> impl Iterator<Item = &Run> {
         self.runs.values().filter(move |live| live.worker == worker && live.cancel).map(|live| &live.run)
@@ -502,9 +524,11 @@ impl Shard {
             return KeyCounts { waiting: 0, running: 0, weight: Weight::ONE };
         };
         let aside = self.aside_runs.get(&(id, key.clone())).copied().unwrap_or(0);
-        let parked = self.parked.get(&(id, key.clone())).map_or(0, |parked| parked.rows);
+        let lanes = self.queues[id.0 as usize].lanes.values();
+        let shelf = |ix: &LaneIx| self.parked.get(&(self.lanes[ix.0].id, key.clone()));
+        let parked = lanes.clone().filter_map(shelf).map(|parked| parked.rows).sum();
         let mut counts = KeyCounts { waiting: parked, running: aside, weight: Weight::ONE };
-        for state in self.queues[id.0 as usize].lanes.values().filter_map(|ix| self.key_state(*ix, key)) {
+        for state in lanes.filter_map(|ix| self.key_state(*ix, key)) {
             counts.waiting += u64::from(state.waiting);
             counts.running += u64::from(state.rows.saturating_sub(state.waiting));
             counts.weight = state.weight;
@@ -596,7 +620,11 @@ impl Shard {
         if let Some(&id) = self.names.get(name) {
             return id;
         }
-        let id = self.add_queue(QueueRecord { name: name.clone(), totals: Totals::default() });
+        let id = self.add_queue(QueueRecord {
+            name: name.clone(),
+            totals: Totals::default(),
+            average: Average::default(),
+        });
         self.dirty_queues.insert(id);
         self.flush = true;
         id

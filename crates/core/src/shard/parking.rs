@@ -1,12 +1,19 @@
-//! Keys that may not run for reasons of their own: they are paused. Such a key must not gain credit by waiting, nor
-//! fill the windows of its lanes, nor hold their ack levels back. So its rows are parked: they leave their lanes as
-//! they are met there, for a shelf of the key's own, and its new tasks go there directly. When the key may run
-//! again they come back in order, a bounded number at a time, at places chosen then; new ones go behind them until
-//! the shelf is empty.
+//! Rows that stand beside their lane, on a shelf of their key's own. There are two reasons:
 //!
-//! What a parked row was charged when it was placed is given back when no row of its key waits in the lane
-//! any more ([`Places::parked`](crate::backlog)): the key then stands where its last task that ran has left it. If it
-//! may run again before that, nothing is given back, for its other rows stand where they stood.
+//! - The key may not run: it is paused. Such a key must not gain credit by waiting, nor fill the windows of its
+//!   lanes, nor hold their ack levels back. Its rows leave their lanes as they are met there, and its new
+//!   tasks go to the shelf directly.
+//! - Its queue shares time, and enough of its rows have places already. Places are chosen as late as possible
+//!   there, for only then is it known how long the earlier ones took (docs/decisions/0010-share-by-time.md).
+//!
+//! Rows come back in order, a bounded number at a time, at places chosen then; new ones go behind them until the
+//! shelf is empty. A task that is tried again does not: it goes ahead of its key's later tasks, as ever.
+//!
+//! What a row of a paused key was charged when it was placed is given back when no row of its key waits in
+//! the lane any more ([`Places::parked`](crate::backlog)): the key then stands where its last task that ran has left
+//! it. If it may run again before that, nothing is given back, for its other rows stand where they stood.
+
+use std::ops::Bound;
 
 use super::reads::{LoadFor, foreign_task, retry_at};
 use super::timing::Placing;
@@ -14,55 +21,72 @@ use super::{Alarm, LaneIx, Shard};
 use crate::backlog::{Level, Shelf};
 use crate::bounds;
 use crate::canary::Bug;
-use crate::change::{Change, ParkedRecord, ParkedRow, Place, Row, ShelfRecord, Try};
+use crate::change::{Change, ParkedRecord, Place, Row, Share, Try};
 use crate::messages::{Answer, Effect};
 use crate::names::{Key, LaneId, LoadId, QueueId, QueueName, RequestId};
 use crate::refusal::Refusal;
 
-/// A key whose rows are parked, wholly or in part.
+/// The rows of a key that are parked beside a lane.
 #[derive(Clone, Debug)]
 pub(crate) struct Parked {
-    /// It may not run.
-    pub(crate) paused: bool,
-    /// Rows on its shelf.
+    /// Rows on the shelf.
     pub(crate) rows: u64,
-    pub(crate) shelf: Shelf<(LaneId, Row)>,
+    pub(crate) shelf: Shelf<Row>,
 }
 
-/// Which key, of which queue.
-pub(crate) type ParkedKey = (QueueId, Key);
+/// The two parts of a shelf. Rows that had a place already, or were tried, stand before all that had none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    First = 0,
+    Last = 1,
+}
+
+/// Which key, beside which lane.
+pub(crate) type ParkedKey = (LaneId, Key);
 
 impl Shard {
-    pub(super) fn restore_parked(&mut self, queue: QueueId, key: Key, record: &ParkedRecord) {
-        let bound = self.bounds.window_rows.min(bounds::PARKED_IN_MEMORY);
-        let shelf = Shelf::restore(&record.shelf, bound, self.canary);
-        let parked = Parked { paused: record.paused, rows: record.rows, shelf };
-        if !record.paused {
-            self.returning.insert((queue, key.clone()));
-        }
-        self.parked.insert((queue, key), parked);
-    }
-
-    /// Whether tasks of this key go to its shelf.
-    pub(super) fn is_parked(&self, queue: QueueId, key: &Key) -> bool {
-        !self.parked.is_empty() && self.parked.contains_key(&(queue, key.clone()))
+    pub(super) fn restore_parked(&mut self, lane: LaneId, key: Key, record: &ParkedRecord) {
+        // Few keys may have many rows in memory, many keys have few.
+        let share = bounds::PARKED_IN_MEMORY / (self.parked.len() + 1);
+        let bound = self.bounds.window_rows.min(share.clamp(bounds::SHELF_MIN, bounds::SHELF_MAX));
+        let mut shelf = Shelf::restore(&record.shelf, bound, self.canary);
+        // Rows of the first part may come at any time, behind all that there were.
+        shelf.open_from = Some(Level::numbered(Part::First as u64, 1));
+        self.returning.insert((lane, key.clone()));
+        self.parked.insert((lane, key), Parked { rows: record.rows, shelf });
     }
 
     /// Whether this key is paused.
     pub fn is_paused(&self, queue: &QueueName, key: &Key) -> bool {
-        let id = self.names.get(queue);
-        id.and_then(|id| self.parked.get(&(*id, key.clone()))).is_some_and(|parked| parked.paused)
+        self.names.get(queue).is_some_and(|id| self.key_is_paused(*id, key))
     }
 
     /// Every key that is paused, with its queue.
     pub fn paused_keys(&self) -> impl Iterator<Item = (&QueueName, &Key)> {
-        let paused = self.parked.iter().filter(|(_, parked)| parked.paused);
-        paused.map(|((queue, key), _)| (&self.queues[queue.0 as usize].record.name, key))
+        self.paused.iter().map(|(queue, key)| (&self.queues[queue.0 as usize].record.name, key))
     }
 
     /// Whether a key of this queue may not run.
     pub(crate) fn key_is_paused(&self, queue: QueueId, key: &Key) -> bool {
-        !self.parked.is_empty() && self.parked.get(&(queue, key.clone())).is_some_and(|parked| parked.paused)
+        !self.paused.is_empty() && self.paused.contains(&(queue, key.clone()))
+    }
+
+    /// Whether a row of this key that is to have its first place goes to the shelf instead.
+    pub(super) fn is_parked(&self, lane: LaneId, key: &Key) -> bool {
+        let shelved = || !self.parked.is_empty() && self.parked.contains_key(&(lane, key.clone()));
+        let full = || !self.has_room_beside(lane, key) && self.parked.len() < bounds::SHELVES;
+        self.key_is_paused(lane.queue, key) || shelved() || full()
+    }
+
+    /// Whether one more row of this key may be given its place in the lane now.
+    pub(crate) fn has_room_beside(&self, lane: LaneId, key: &Key) -> bool {
+        if self.settings_of(lane.queue).share == Share::Tasks || self.canary.is(Bug::PlacedAtOnce) {
+            return true;
+        }
+        let Some(places) = self.lane_of(lane).map(|ix| &self.lanes[ix.0].places) else { return true };
+        let Some(state) = places.keys().find(key).map(|ix| places.keys().get(ix)) else { return true };
+        // As many as run may be needed next, at once.
+        state.waiting < bounds::PLACED_AHEAD.max(state.rows - state.waiting)
     }
 
     pub(super) fn on_pause_key(
@@ -78,64 +102,69 @@ impl Shard {
             return;
         }
         let id = self.queue_named(&queue);
-        let at = (id, key.clone());
-        if paused && !self.parked.contains_key(&at) {
-            let record = ParkedRecord { paused, rows: 0, shelf: ShelfRecord::default() };
-            self.restore_parked(id, key.clone(), &record);
-        }
-        if let Some(parked) = self.parked.get_mut(&at) {
-            parked.paused = paused;
-        }
+        let before = if paused {
+            !self.paused.insert((id, key.clone()))
+        } else {
+            self.paused.remove(&(id, key.clone()))
+        };
         for ix in self.queues[id.0 as usize].lanes.values().copied().collect::<Vec<LaneIx>>() {
+            let at = (self.lanes[ix.0].id, key.clone());
+            let rows = self.parked.get(&at).map_or(0, |parked| parked.rows);
             let places = &mut self.lanes[ix.0].places;
+            if before != paused {
+                places.to_come =
+                    if paused { places.to_come.saturating_sub(rows) } else { places.to_come + rows };
+            }
             if let Some(key) = places.keys().find(&key) {
                 places.set_paused(key, paused);
                 self.dirty_lanes.insert(ix);
             }
+            if !paused && rows > 0 {
+                self.returning.insert(at);
+            }
         }
-        if paused {
-            self.returning.remove(&at);
-        } else if self.parked.contains_key(&at) {
-            self.returning.insert(at.clone());
-            self.look_at_shelf(&at);
-        }
-        // Said here, so that the answer waits for it.
-        let (queue, record) = (id, self.parked_record(&at));
-        self.batch.changes.push(Change::Parked { queue, key, record });
+        self.batch.changes.push(Change::Paused { queue: id, key, paused });
         self.wake(id);
         self.answer_after_commit(request, Answer::KeyPaused(paused), effects);
     }
 
     fn may_pause(&self, queue: &QueueName, key: &Key) -> Result<(), Refusal> {
         self.has_room_for_queue(queue)?;
-        let known = self.names.get(queue).is_some_and(|id| self.is_parked(*id, key));
-        if known || self.parked.len() < bounds::PARKED_KEYS {
+        if self.is_paused(queue, key) || self.paused.len() < bounds::PAUSED_KEYS {
             return Ok(());
         }
-        let most = bounds::PARKED_KEYS;
+        let most = bounds::PAUSED_KEYS;
         Err(Refusal::invalid("key", format!("would be one more than {most} that are paused; resume others")))
     }
 
     /// Puts a row on its key's shelf. The change that says so is the caller's.
-    pub(super) fn shelve(&mut self, lane: LaneId, mut row: Row, seq: u64) -> Row {
-        row.level = Level::numbered(0, seq);
-        row.charge.chained = false;
-        let at = (lane.queue, row.key.clone());
+    pub(super) fn shelve(&mut self, lane: LaneId, mut row: Row, seq: u64, part: Part) -> Row {
+        row.level = Level::numbered(part as u64, seq);
+        row.charge = row.charge.asked();
+        let at = (lane, row.key.clone());
+        if !self.parked.contains_key(&at) {
+            self.restore_parked(lane, row.key.clone(), &ParkedRecord::default());
+        }
+        let may_run = !self.key_is_paused(lane.queue, &row.key);
+        let ix = self.lane(lane);
+        self.lanes[ix.0].places.to_come += u64::from(may_run);
         if let Some(parked) = self.parked.get_mut(&at) {
             parked.rows += 1;
             parked.shelf.chosen(row.level, self.batch.id);
-            self.batch.parked.push((at.clone(), row.level, (lane, row.clone())));
+            self.batch.parked.push((at.clone(), row.level, row.clone()));
             self.dirty_parked.insert(at);
         }
-        self.payloads.take(row.task);
+        if !may_run {
+            self.payloads.take(row.task);
+        }
         row
     }
 
     /// The same for a row that comes from elsewhere.
-    pub(super) fn park(&mut self, lane: LaneId, row: Row, from: Place, tried: Option<Try>) {
+    pub(super) fn park(&mut self, lane: LaneId, row: Row, from: Place, tried: Option<Try>, part: Part) {
         let seq = self.next_seq;
         self.next_seq += 1;
-        let row = self.shelve(lane, row, seq);
+        let row = self.shelve(lane, row, seq, part);
         let to = Place::Parked(row.level);
         self.batch.changes.push(Change::Moved { lane, from, to, row, tried });
     }
@@ -163,7 +192,7 @@ impl Shard {
         self.batch.parks += 1;
         self.task_changed(row.task);
         self.left_lane(ix);
-        self.park(id, row, Place::Lane(level), None);
+        self.park(id, row, Place::Lane(level), None, Part::First);
         true
     }
 
@@ -177,81 +206,131 @@ impl Shard {
             })
     }
 
-    /// A row leaves its key's shelf.
-    pub(super) fn unshelve(&mut self, queue: QueueId, key: &Key, level: Level) {
-        let at = (queue, key.clone());
-        if let Some(parked) = self.parked.get_mut(&at) {
-            parked.rows = parked.rows.saturating_sub(1);
-            parked.shelf.leave(level);
-            self.dirty_parked.insert(at.clone());
-            self.look_at_shelf(&at);
+    /// A row leaves its key's shelf. An empty one is not needed.
+    pub(super) fn unshelve(&mut self, lane: LaneId, key: &Key, level: Level) {
+        let at = (lane, key.clone());
+        let may_run = !self.key_is_paused(lane.queue, key);
+        let Some(parked) = self.parked.get_mut(&at) else { return };
+        parked.rows = parked.rows.saturating_sub(1);
+        parked.shelf.leave(level);
+        if parked.rows == 0 {
+            self.parked.remove(&at);
+            self.returning.remove(&at);
+        } else {
+            self.returning.insert(at.clone()); // more of them may have to be read
+        }
+        self.dirty_parked.insert(at);
+        if let Some(ix) = self.lane_of(lane).filter(|_| may_run) {
+            let places = &mut self.lanes[ix.0].places;
+            places.to_come = places.to_come.saturating_sub(1);
+            if places.to_come == 0 {
+                self.wake(lane.queue); // less urgent ones may have waited for it
+            }
         }
     }
 
-    /// An empty shelf of a key that may run is not needed.
-    fn look_at_shelf(&mut self, at: &ParkedKey) {
-        if self.parked.get(at).is_some_and(|parked| !parked.paused && parked.rows == 0) {
-            self.parked.remove(at);
-            self.returning.remove(at);
-            self.dirty_parked.insert(at.clone());
+    /// A row of this key waits no more: another may have its place.
+    pub(super) fn made_room(&mut self, lane: LaneId, key: &Key) {
+        if !self.parked.is_empty() {
+            let at = (lane, key.clone());
+            if self.parked.contains_key(&at) {
+                self.returning.insert(at);
+            }
         }
     }
 
-    /// Gives the rows of keys that may run again their places, a bounded number in one commit.
+    /// Gives the rows of keys that may run their places, a bounded number in one commit.
     pub(super) fn bring_back(&mut self, effects: &mut Vec<Effect>) {
         if !self.may_start() {
             return;
         }
-        for at in self.returning.iter().cloned().collect::<Vec<ParkedKey>>() {
-            while self.batch.parks < self.bounds.moves_per_commit
+        let mut reads = 0;
+        while reads < bounds::SHELF_READS
+            && self.batch.returns < self.bounds.moves_per_commit
+            && let Some(at) = self.next_returning()
+        {
+            if self.key_is_paused(at.0.queue, &at.1) {
+                continue; // it is looked at again when it is not
+            }
+            while self.batch.returns < self.bounds.moves_per_commit
+                && self.has_room_beside(at.0, &at.1)
                 && let Some(parked) = self.parked.get_mut(&at)
-                && let Some((level, (lane, row))) = parked.shelf.window.start_first(|(_, row)| row.task, 0)
+                && let Some((level, row)) = parked.shelf.window.start_first(|row| row.task, 0)
             {
-                self.batch.parks += 1;
+                self.batch.returns += 1;
                 self.task_changed(row.task);
                 // As new ones: at the places they would get if they came now.
                 let placing = if self.canary.is(Bug::ParkedCredit) { Placing::Again } else { Placing::New };
-                self.place_row_now(lane, row, Place::Parked(level), None, placing);
+                self.place_row_now(at.0, row, Place::Parked(level), None, placing);
                 self.unshelve(at.0, &at.1, level);
             }
-            self.ask_parked(&at, effects);
+            reads += usize::from(self.ask_parked(&at, effects));
+            if self.is_due_back(&at) {
+                self.returning.insert(at); // as soon as this commit is sealed
+            }
         }
     }
 
-    /// Asks for parked rows, if more of them should be known.
-    fn ask_parked(&mut self, at: &ParkedKey, effects: &mut Vec<Effect>) {
+    /// The next key to be looked at. All have their turn: those that come first in the alphabet must not use up what one
+    /// commit can do.
+    fn next_returning(&mut self) -> Option<ParkedKey> {
+        let last = self.returned.take();
+        let after = last.map(|last| (Bound::Excluded(last), Bound::Unbounded));
+        let next = after.and_then(|after| self.returning.range(after).next());
+        let next = next.or_else(|| self.returning.first()).cloned()?;
+        self.returning.remove(&next);
+        self.returned = Some(next.clone());
+        Some(next)
+    }
+
+    /// Whether a row that is at hand may be given its place.
+    pub(crate) fn is_due_back(&self, at: &ParkedKey) -> bool {
+        let at_hand = |parked: &Parked| !parked.shelf.window.waiting().is_empty();
+        self.parked.get(at).is_some_and(at_hand)
+            && !self.key_is_paused(at.0.queue, &at.1)
+            && self.has_room_beside(at.0, &at.1)
+    }
+
+    /// It is looked at with the next fact.
+    pub(crate) fn is_returning(&self, at: &ParkedKey) -> bool {
+        self.returning.contains(at)
+    }
+
+    /// Asks for parked rows, if more of them should be known. True if it does.
+    fn ask_parked(&mut self, at: &ParkedKey, effects: &mut Vec<Effect>) -> bool {
         let Some(parked) = self.parked.get_mut(at).filter(|parked| parked.shelf.read_retry.is_none()) else {
-            return;
+            return false;
         };
-        let Some((above, limit)) = parked.shelf.window.wants_read(self.bounds.page_rows) else { return };
+        let wanted = parked.shelf.window.wants_read(self.bounds.page_rows);
+        let Some((above, limit)) = wanted else { return false };
         let load = LoadId(self.next_load);
         self.next_load += 1;
         parked.shelf.window.read_asked(load);
         self.loads.insert(load, LoadFor::Parked(at.clone()));
-        let (queue, key) = at.clone();
-        self.after_commit(Effect::LoadParked { load, queue, key, above, limit }, effects);
+        let (lane, key) = at.clone();
+        self.after_commit(Effect::LoadParked { load, lane, key, above, limit }, effects);
+        true
     }
 
     pub(super) fn on_parked_loaded(
         &mut self,
         load: LoadId,
-        rows: Vec<ParkedRow>,
+        rows: Vec<Row>,
         end: bool,
         effects: &mut Vec<Effect>,
     ) {
         let Some(LoadFor::Parked(at)) = self.loads.remove(&load) else { return };
-        let foreign =
-            rows.iter().find(|row| row.row.level.seq() >= self.next_seq || self.lane_of(row.lane).is_none());
-        if let Some(row) = foreign {
-            effects.push(Effect::Broken { what: foreign_task(row.row.task) });
+        if let Some(row) = rows.iter().find(|row| row.level.seq() >= self.next_seq) {
+            effects.push(Effect::Broken { what: foreign_task(row.task) });
             return;
         }
         let durable_seq = self.durable_seq;
         if let Some(parked) = self.parked.get_mut(&at).filter(|parked| parked.shelf.window.awaits(load)) {
-            let rows = rows.into_iter().map(|row| (row.row.level, (row.lane, row.row))).collect();
+            let rows = rows.into_iter().map(|row| (row.level, row)).collect();
             if let Err(what) = parked.shelf.read_returned(rows, end, durable_seq) {
                 effects.push(Effect::Broken { what: format!("parked rows of key {}: {what}", at.1) });
             }
+            self.returning.insert(at);
         }
     }
 
@@ -268,30 +347,26 @@ impl Shard {
 
     /// Failed reads of parked rows are tried again.
     pub(super) fn on_read_parked(&mut self) {
-        for parked in self.parked.values_mut() {
-            parked.shelf.read_retry = parked.shelf.read_retry.filter(|at| *at > self.now);
+        for (at, parked) in &mut self.parked {
+            if parked.shelf.read_retry.is_some_and(|retry| retry <= self.now) {
+                parked.shelf.read_retry = None;
+                self.returning.insert(at.clone());
+            }
         }
-    }
-
-    fn parked_record(&self, at: &ParkedKey) -> Option<ParkedRecord> {
-        let record = |parked: &Parked| ParkedRecord {
-            paused: parked.paused,
-            rows: parked.rows,
-            shelf: parked.shelf.record(),
-        };
-        self.parked.get(at).map(record)
     }
 
     /// What is saved of shelves that changed.
     pub(super) fn save_parked(&mut self, changes: &mut Vec<Change>) {
-        for (queue, key) in std::mem::take(&mut self.dirty_parked) {
-            let record = self.parked_record(&(queue, key.clone()));
-            changes.push(Change::Parked { queue, key, record });
+        for at in std::mem::take(&mut self.dirty_parked) {
+            let saved = |parked: &Parked| ParkedRecord { rows: parked.rows, shelf: parked.shelf.record() };
+            let record = self.parked.get(&at).map(saved);
+            let (lane, key) = at;
+            changes.push(Change::Parked { lane, key, record });
         }
     }
 
     /// Rows on shelves of this queue.
     pub(crate) fn parked_of(&self, queue: QueueId) -> u64 {
-        self.parked.iter().filter(|((of, _), _)| *of == queue).map(|(_, parked)| parked.rows).sum()
+        self.parked.iter().filter(|((lane, _), _)| lane.queue == queue).map(|(_, parked)| parked.rows).sum()
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::ends::NO_TRIES;
 use super::reads::Waiter;
-use super::{LaneIx, Shard};
-use crate::backlog::{Entry, Level};
+use super::{LaneIx, Part, Shard};
+use crate::backlog::{Charge, Cost, Entry, KeyIx, Level};
 use crate::canary::Bug;
-use crate::change::{Change, Place, Row, Task, Timed, TimerRow, Try};
-use crate::life::{self, Event, Next, Outcome, State, Tries};
+use crate::change::{Change, Place, Row, Share, Task, Timed, TimerRow, Try};
+use crate::life::{self, Event, Next, Outcome, State, Terms, Tries};
 use crate::messages::Effect;
 use crate::names::{Key, LaneId, Millis, TaskId};
 
@@ -129,8 +129,12 @@ impl Shard {
         tried: Option<Try>,
         placing: Placing,
     ) {
-        if self.is_parked(lane.queue, &row.key) {
-            self.park(lane, row, from, tried);
+        let (parked, part) = match placing {
+            Placing::New => (self.is_parked(lane, &row.key), Part::Last),
+            Placing::Again | Placing::Back => (self.key_is_paused(lane.queue, &row.key), Part::First),
+        };
+        if parked {
+            self.park(lane, row, from, tried, part);
         } else {
             self.place_row_now(lane, row, from, tried, placing);
         }
@@ -146,20 +150,25 @@ impl Shard {
     ) {
         let ix: LaneIx = self.lane(lane_id);
         let commit = self.batch.id;
-        let lane = &mut self.lanes[ix.0];
         let over = self.queues[lane_id.queue.0 as usize].overrides.get(&row.key).copied();
-        let key = lane.places.key(&row.key, row.charge.weight);
-        lane.places.set_weight(key, None, over);
+        let places = &mut self.lanes[ix.0].places;
+        let key = places.key(&row.key, row.charge.weight);
+        places.set_weight(key, None, over);
+        if placing != Placing::Back {
+            let (cost, timed) = self.cost_of(ix, key, row.charge.asked().cost, row.terms.as_deref());
+            row.charge =
+                Charge { cost, timed, weight: self.lanes[ix.0].places.keys().get(key).weight, ..row.charge };
+        }
+        let lane = &mut self.lanes[ix.0];
         let behind = self.canary.is(Bug::RetryBehindBacklog);
         let pass = match placing {
             Placing::Again | Placing::Back if !behind => {
-                row.charge.weight = lane.places.keys().get(key).weight;
                 row.charge.chained = false;
                 lane.places.place_again(key, row.charge, lane.ack(), placing == Placing::Again)
             }
             Placing::New | Placing::Again | Placing::Back => {
                 let (pass, charge) = lane.places.place(key, row.charge.cost, lane.ack());
-                row.charge = charge;
+                row.charge = Charge { timed: row.charge.timed, ..charge };
                 pass
             }
         };
@@ -170,6 +179,19 @@ impl Shard {
         let to = Place::Lane(row.level);
         self.batch.changes.push(Change::Moved { lane: lane_id, from, to, row, tried });
         self.dirty_lanes.insert(ix);
+    }
+
+    /// What a task of this key costs if it is placed now, and whether that is a time. One that does not say how long
+    /// it takes is taken for one like its key's last ones, or else its queue's.
+    pub(super) fn cost_of(&self, ix: LaneIx, key: KeyIx, asked: Cost, terms: Option<&Terms>) -> (Cost, bool) {
+        let lane = &self.lanes[ix.0];
+        if self.settings_of(lane.id.queue).share == Share::Tasks {
+            return (asked, false);
+        }
+        let said = terms.map(|terms| terms.expected_ms).filter(|ms| *ms > 0).map(Cost::of_ms);
+        let of_key = || lane.places.keys().get(key).average.cost();
+        let of_queue = || self.queues[lane.id.queue.0 as usize].record.average.cost();
+        (said.or_else(of_key).or_else(of_queue).unwrap_or(Cost::ONE), true)
     }
 
     /// The store's word on a task that may have expired.

@@ -15,7 +15,7 @@ fn run(task: u64, dispatch: u64) -> Run {
         lane: LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) },
         level: Level::ZERO,
         key: Key::shared(),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
         attempt: 1,
         max_attempts: 5,
         lost: 0,

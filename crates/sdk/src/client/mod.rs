@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status, Streaming};
 pub use batch::{Batcher, Batching, Receipt};
 pub use many::{Changed, Changing};
 pub use task::{Filter, NewTask, QueueSettings, Retries};
-pub use v1::{Task, TaskState, Try};
+pub use v1::{Share, Task, TaskState, Try};
 pub use watch::Watch;
 
 type Grpc = ClientClient<Channel>;

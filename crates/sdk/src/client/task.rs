@@ -7,7 +7,7 @@ use evenhand_api::{convert, v1};
 use evenhand_core::Refusal;
 use serde::Serialize;
 
-use super::TaskState;
+use super::{Share, TaskState};
 
 /// A task to submit.
 ///
@@ -137,6 +137,14 @@ impl NewTask {
         self
     }
 
+    /// How long a run of it takes, as far as you know: what it is charged where its queue shares time
+    /// ([`QueueSettings::share`]). If nobody says, it is taken for one like the last of its key. What a run really
+    /// took counts when it has ended.
+    pub fn expected(mut self, duration: Duration) -> NewTask {
+        self.task.expected_ms = Some(ms(duration));
+        self
+    }
+
     /// Says what a server would say of this task, whatever else it has: spares a call, or spoiling one for others.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         // Without the payload, which would be copied.
@@ -220,11 +228,12 @@ impl From<v1::Retry> for Retries {
 ///
 /// ```
 /// # use std::time::Duration;
-/// use evenhand::{QueueSettings, Retries};
+/// use evenhand::{QueueSettings, Retries, Share};
 ///
 /// let settings = QueueSettings::new()
 ///     .retries(Retries::new().max_attempts(8))
-///     .retention(Duration::from_secs(7 * 24 * 3600));
+///     .retention(Duration::from_secs(7 * 24 * 3600))
+///     .share(Share::Time);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueueSettings {
@@ -253,6 +262,13 @@ impl QueueSettings {
     /// Whether it is paused: nothing of it is started. What runs goes on.
     pub fn paused(mut self, paused: bool) -> QueueSettings {
         self.settings.paused = Some(paused);
+        self
+    }
+
+    /// What its keys share: tasks, each of which counts one, or the time that they take. Tasks that wait when it is
+    /// changed keep their places.
+    pub fn share(mut self, share: Share) -> QueueSettings {
+        self.settings.share = Some(share.into());
         self
     }
 
@@ -363,6 +379,15 @@ mod tests {
         assert_eq!((task.delay_ms, task.run_at_ms), (Some(3_000), None));
         let past = NewTask::new("x").run_at(UNIX_EPOCH - Duration::from_secs(7)).task;
         assert_eq!(past.run_at_ms, Some(0));
+    }
+
+    #[test]
+    fn what_is_said_of_time_is_told_in_milliseconds() {
+        let task = NewTask::new("x").expected(Duration::from_secs(90)).task;
+        assert_eq!((task.expected_ms, task.max_duration_ms), (Some(90_000), None));
+        let settings = QueueSettings::new().share(Share::Time).settings;
+        assert_eq!((settings.share(), settings.paused), (Share::Time, None));
+        assert_eq!(QueueSettings::new().settings.share, None);
     }
 
     #[test]

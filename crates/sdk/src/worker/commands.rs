@@ -231,6 +231,8 @@ struct Running {
     run: RunKey,
     /// In milliseconds since boot.
     began_ms: u64,
+    /// When its command was started; None before that.
+    started: Option<Instant>,
     max_duration_ms: u64,
 }
 
@@ -275,7 +277,7 @@ impl Errand {
                 self.next += 1;
                 let id = self.next;
                 let (began_ms, max_duration_ms) = (boottime_ms(), job.max_duration_ms);
-                self.by_id.insert(id, Running { run, began_ms, max_duration_ms });
+                self.by_id.insert(id, Running { run, began_ms, started: None, max_duration_ms });
                 self.by_run.insert(run, id);
                 let told = guardian.run(self.spec(id, job)).await;
                 match told {
@@ -336,7 +338,12 @@ impl Errand {
 
     async fn on_event(&mut self, event: Event) {
         match event {
-            Event::Started { .. } | Event::Gone => {}
+            Event::Gone => {}
+            Event::Started { id, .. } => {
+                if let Some(running) = self.by_id.get_mut(&id) {
+                    running.started = Some(Instant::now());
+                }
+            }
             Event::Output { id, line } => {
                 if let Some(&Running { run, .. }) = self.by_id.get(&id) {
                     drop(self.happenings.send(Happening::Output { run, line }).await);
@@ -360,9 +367,11 @@ impl Errand {
     }
 
     async fn ended(&mut self, id: u64, word: Option<Word>, lines_dropped: u64) {
-        if let Some(Running { run, .. }) = self.by_id.remove(&id) {
+        if let Some(Running { run, started, .. }) = self.by_id.remove(&id) {
             self.by_run.remove(&run);
-            drop(self.happenings.send(Happening::Ended { run, word, lines_dropped }).await);
+            // One that could not be started took no time.
+            let ran = started.map_or(Duration::ZERO, |started| started.elapsed());
+            drop(self.happenings.send(Happening::Ended { run, word, lines_dropped, ran }).await);
         }
     }
 }

@@ -158,7 +158,7 @@ impl Runner for InProcess {
             };
             shared.alive.fetch_sub(1, Ordering::Relaxed);
             shared.ended.notify_one();
-            let happening = Happening::Ended { run, word: ended, lines_dropped: 0 };
+            let happening = Happening::Ended { run, word: ended, lines_dropped: 0, ran: began.elapsed() };
             drop(happenings.send(happening).await);
         });
     }

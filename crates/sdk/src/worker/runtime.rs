@@ -78,6 +78,8 @@ pub(crate) enum Happening {
         run: RunKey,
         word: Option<Word>,
         lines_dropped: u64,
+        /// From its start to its end, by a clock that does not jump.
+        ran: Duration,
     },
     /// A run was not started, and will not be.
     NotStarted(RunKey),
@@ -414,7 +416,7 @@ impl<R: Runner> Runtime<R> {
     fn on_happening(&mut self, happening: Happening, effects: &mut Vec<Effect>) -> Result<(), WorkerError> {
         match happening {
             Happening::Output { run, line } => self.on_output(run, Some(line), 0),
-            Happening::Ended { run, word, lines_dropped } => {
+            Happening::Ended { run, word, lines_dropped, ran } => {
                 if lines_dropped > 0 {
                     self.on_output(run, None, lines_dropped);
                 }
@@ -434,6 +436,7 @@ impl<R: Runner> Runtime<R> {
                         result: result.slice(..result.len().min(RESULT_BYTES)),
                         error: cut(error),
                         retry_after_ms: retry_after.map(|after| after.as_millis() as u64),
+                        ran_ms: Some(ran.as_millis() as u64),
                     };
                     self.ended.insert(run, ended);
                 }
@@ -508,6 +511,7 @@ impl<R: Runner> Runtime<R> {
                             result: ended.result.clone(),
                             error: ended.error.clone(),
                             retry_after_ms: ended.retry_after_ms,
+                            ran_ms: ended.ran_ms,
                         });
                     }
                 }
@@ -589,14 +593,18 @@ fn fit(ended: &[v1::RunEnded]) -> usize {
     fit.count().max(1).min(ended.len())
 }
 
-/// Every end is named in a hello, or it would count as never started; results only as far as they fit.
+/// Every end is named in a hello, or it would count as never started, and how long it ran; results only as far as
+/// they fit.
 fn all_ends<'a>(ended: impl Iterator<Item = &'a v1::Ended>) -> Vec<v1::Ended> {
     let mut bytes = 0;
     let named = ended.map(|ended| {
         bytes += ended.result.len() + ended.error.len();
         match bytes <= RESULTS {
             true => ended.clone(),
-            false => v1::Ended { run: ended.run.clone(), end: ended.end, ..v1::Ended::default() },
+            false => {
+                let v1::Ended { end, ran_ms, .. } = *ended;
+                v1::Ended { run: ended.run.clone(), end, ran_ms, ..v1::Ended::default() }
+            }
         }
     });
     named.collect()
@@ -728,6 +736,19 @@ mod tests {
         assert_eq!((sent.output.len(), sent.ended.len(), tasks(&sent)), (1, 1, vec![]));
         let sent = next_message(&mut news, &board, false);
         assert_eq!((sent.ended.len(), tasks(&sent)), (2, vec![2]));
+    }
+
+    #[test]
+    fn a_hello_names_every_end_and_how_long_it_ran_with_as_many_results_as_fit() {
+        let ended = |bytes: usize, ran_ms: u64| v1::Ended {
+            run: Some(v1::Run::default()),
+            result: vec![0; bytes].into(),
+            ran_ms: Some(ran_ms),
+            ..v1::Ended::default()
+        };
+        let named = all_ends([ended(RESULTS - 100, 7), ended(200, 70), ended(200, 700)].iter());
+        let said: Vec<_> = named.iter().map(|ended| (ended.result.len(), ended.ran_ms)).collect();
+        assert_eq!(said, [(RESULTS - 100, Some(7)), (0, Some(70)), (0, Some(700))]);
     }
 
     #[test]

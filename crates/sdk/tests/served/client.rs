@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use evenhand::wire::task_event::Event;
 use evenhand::{
-    Batching, Client, Failure, Filter, Kind, NewTask, QueueSettings, Retries, TaskState, blocking, wire,
+    Batching, Client, Failure, Filter, Kind, NewTask, QueueSettings, Retries, Share, TaskState, blocking,
+    wire,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -119,6 +120,8 @@ async fn a_batch_refuses_at_once_and_alone_what_a_server_would() {
         task().unique("u").unique_for(year),
         task().max_duration(Duration::ZERO),
         task().max_duration(year + second),
+        task().expected(Duration::ZERO),
+        task().expected(year),
         task().content_type("none"),
         task().content_type(format!("c/{}", "c".repeat(126))),
         NewTask::new(vec![0; mega + 1]),
@@ -130,7 +133,7 @@ async fn a_batch_refuses_at_once_and_alone_what_a_server_would() {
     }
     for good in [
         task().key("k".repeat(256)).weight_thousandths(1).priority(9).max_attempts(1_000),
-        task().priority(0).max_attempts(1).max_duration(year),
+        task().priority(0).max_attempts(1).max_duration(year).expected(1_000_000 * second),
         NewTask::new(vec![0; mega]).content_type(format!("c/{}", "c".repeat(125))),
     ] {
         home.client.batch("q").enqueue(good).await.unwrap();
@@ -190,6 +193,15 @@ async fn settings_are_changed_one_by_one_and_not_behind_ones_back() {
     assert!(about.queue.unwrap().paused);
     home.client.resume("q").await.unwrap();
     assert!(!home.client.queues().await.unwrap()[0].paused);
+    let shares = async || home.client.queue("q", 1).await.unwrap().settings.unwrap().share();
+    assert_eq!(shares().await, Share::Tasks, "if nobody says");
+    home.client.set_queue("q", QueueSettings::new().share(Share::Time)).await.unwrap();
+    home.client.pause("q").await.unwrap();
+    assert_eq!(shares().await, Share::Time, "what is not named stays");
+    let nothing = QueueSettings::new().share(Share::Unspecified);
+    assert_eq!(home.client.set_queue("q", nothing).await.unwrap_err().field, "settings.share");
+    let task = home.client.enqueue("q", NewTask::new("x").expected(Duration::from_secs(3))).await.unwrap();
+    assert_eq!(home.client.get(&task).await.unwrap().expected_ms, Some(3_000));
     home.stop().await;
 }
 

@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use evenhand::wire::task_event::Event;
 use evenhand::{NewTask, TaskState};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
@@ -81,12 +82,12 @@ async fn later_is_one_task_that_is_tried_twice_and_run_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_a_worker_at_once_and_its_task_waits_again() {
     let home = Home::new().await;
-    let worker = command(&home, "testing").spawn().unwrap();
     let id = home.client.enqueue("wait", NewTask::default()).await.unwrap();
+    let mut watch = home.client.watch(&id).await.unwrap();
+    let worker = command(&home, "testing").spawn().unwrap();
     let state = async || home.client.get(&id).await.unwrap().state();
-    while state().await != TaskState::Running {
-        tokio::task::yield_now().await;
-    }
+    // A worker that drains before it has heard of a start gives it back, and ends well.
+    while !matches!(watch.next().await.unwrap().unwrap().event, Some(Event::Output(_))) {}
     let pid = Pid::from_raw(worker.id().unwrap() as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     while home.client.workers().await.unwrap().iter().any(|worker| worker.health != "draining") {

@@ -3,5 +3,6 @@
 
 mod client;
 mod examples;
+mod fickle;
 mod support;
 mod worker;

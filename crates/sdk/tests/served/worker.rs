@@ -1,12 +1,15 @@
 //! What handlers and commands are told, and what they say.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use evenhand::wire::task_event::Event;
-use evenhand::{Commands, Failure, NewTask, Run, TaskState};
-use tokio::sync::Notify;
+use evenhand::{Commands, Failure, NewTask, Run, TaskState, Worker, WorkerError};
+use tempfile::TempDir;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
+use crate::fickle::Fickle;
 use crate::support::{Home, example};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,4 +129,60 @@ async fn a_command_is_told_what_its_payload_is_if_anybody_said() {
         assert_eq!(task.result.as_deref(), Some(told.as_bytes()), "{task:?}");
     }
     home.end(worker).await;
+}
+
+/// How long the runs of the next test take at least.
+const SLEEP_MS: u64 = 300;
+
+type Working = JoinHandle<Result<(), WorkerError>>;
+
+fn handlers(url: &str, dir: &TempDir, drain: watch::Receiver<bool>) -> Working {
+    let worker = Worker::new(url).seat("w").seat_dir(dir.path()).slots(1).drain_on(drain);
+    let worker = worker.handle_bytes("q", |_, _| async {
+        tokio::time::sleep(Duration::from_millis(SLEEP_MS)).await;
+        Ok::<_, Failure>("")
+    });
+    tokio::spawn(worker.run())
+}
+
+fn commands(url: &str, dir: &TempDir, drain: watch::Receiver<bool>) -> Working {
+    let command = ["sh", "-c", "sleep 0.3"].map(Into::into).to_vec();
+    let program = example("guardian_child");
+    let worker = Commands::new(url, command, program, vec!["guardian".into()], vec!["trampoline".into()]);
+    let worker = worker.queue("q", 1_000).slots(1).seat("w").seat_dir(dir.path()).drain_on(drain);
+    tokio::spawn(worker.run())
+}
+
+/// What a worker says that a run took: about as long as it slept, and not longer than this.
+fn took(ran_ms: Option<u64>, at_most: Duration) {
+    // A command is seen from outside, where its start may be known a moment late.
+    let fits = |ms: u64| 2 * ms >= SLEEP_MS && Duration::from_millis(ms) <= at_most;
+    assert!(ran_ms.is_some_and(fits), "{ran_ms:?}, at most {at_most:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_says_how_long_the_run_took_also_when_it_is_said_again() {
+    for begin in [handlers, commands] {
+        let (drain, draining) = watch::channel(false);
+        let (mut server, dir) = (Fickle::new().await, TempDir::new().unwrap());
+        let worker = begin(&server.url, &dir, draining);
+        let mut session = server.hello().await;
+        session.welcome().await;
+        let began = Instant::now();
+        session.start(1).await;
+        took(session.ended().await.ran_ms, began.elapsed());
+        session.acknowledge(1).await;
+        // To a server that may not know the run, long after its end: the time since then does not count.
+        let began = Instant::now();
+        session.start(2).await;
+        server.leave(session, Duration::from_millis(10 * SLEEP_MS)).await;
+        let session = server.hello().await;
+        assert_eq!(session.hello.ended.len(), 1, "{:?}", session.hello);
+        took(session.hello.ended[0].ran_ms, began.elapsed() / 2);
+        assert!(session.hello.ended[0].run.as_ref().is_some_and(|run| run.timed), "as it was told");
+        session.welcome().await;
+        session.acknowledge(2).await;
+        drain.send_replace(true);
+        worker.await.unwrap().unwrap();
+    }
 }

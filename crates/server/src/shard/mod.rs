@@ -121,6 +121,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
     ) -> Loop<S> {
         let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
         let store_id = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), random) | 1;
+        let now = clock.now();
         Loop {
             config,
             store,
@@ -128,7 +129,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             metrics,
             clock,
             events: Events::new(SHARD, random),
-            starts: Starts::default(),
+            starts: Starts::new(now),
             stopping: false,
             deaths: Vec::new(),
             identity: (random, StoreId(store_id)),
@@ -420,7 +421,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             if Instant::now() >= next_turn {
                 next_turn = Instant::now() + Starts::TURN_EVERY;
-                self.shell.starts.turn();
+                self.shell.starts.turn(self.shell.clock.now());
             }
         }
     }
@@ -514,6 +515,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             FromWorker::Offer { session, slots } => self.step(Input::Offer { session, slots }, effects),
             FromWorker::Ended { session, ended } => {
                 for RunEnded { task, fence, attempt, end, ending } in ended {
+                    self.count_time(task, fence, ending.ran_ms);
                     self.step(Input::Ended { session, task, fence, attempt, end, ending }, effects);
                 }
             }
@@ -534,6 +536,17 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.shell.stopping = true;
                 self.step(Input::Stop, effects);
             }
+        }
+    }
+
+    /// Where keys share time, what they got is seen by how long their runs took.
+    fn count_time(&mut self, task: TaskId, fence: Fence, ran_ms: Option<u64>) {
+        let run = self.owner.shard().run(task).filter(|run| run.fence == fence && run.charge.timed);
+        if let Some(run) = run {
+            let now = self.shell.clock.now();
+            let since_ms = now.0.saturating_sub(run.started.0);
+            let took_ms = ran_ms.unwrap_or(since_ms).min(since_ms);
+            self.shell.starts.took(run.lane.queue, &run.key, took_ms, now);
         }
     }
 
@@ -733,15 +746,15 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     }
                 })
             }
-            ShardEffect::LoadParked { load, queue, key, above, limit } => self.fetch(async move |store| {
-                match store.read_parked(SHARD, queue, key, above, limit).await {
+            ShardEffect::LoadParked { load, lane, key, above, limit } => {
+                self.fetch(async move |store| match store.read_parked(SHARD, lane, key, above, limit).await {
                     Ok(page) => ShardInput::ParkedLoaded { load, rows: page.rows, end: page.end },
                     Err(why) => {
                         warn!(%why, "a read failed and is tried again");
                         ShardInput::LoadFailed { load }
                     }
-                }
-            }),
+                })
+            }
             ShardEffect::LoadTask { load, task } => {
                 self.fetch(async move |store| match store.read_task(SHARD, task).await {
                     Ok(task) => ShardInput::TaskLoaded { load, task },

@@ -1,9 +1,12 @@
 //! What people see of a shard: its tasks, queues, keys, workers and gate, at one moment.
 
+use std::collections::HashMap;
+
 use evenhand_api::{convert, v1};
 use evenhand_core::Task;
+use evenhand_core::change::Share;
 use evenhand_core::explain::Standing;
-use evenhand_core::names::{Key, QueueName};
+use evenhand_core::names::{Key, QueueId, QueueName};
 use evenhand_core::owner::MemberView;
 use evenhand_store::Store;
 
@@ -75,14 +78,28 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
     pub(super) fn queue(&self, name: &QueueName, keys: usize) -> Option<QueueView> {
         let shard = self.owner.shard();
         let (id, counts) = (shard.queue_id(name)?, shard.counts(name)?);
+        let settings = shard.settings(name);
+        let held = match settings.settings.share {
+            Share::Time if keys > 0 => Some(self.held(id)),
+            Share::Time | Share::Tasks => None,
+        };
         let mut seen: Vec<Key> = Vec::new();
         if keys > 0 {
             seen.extend(self.shell.starts.keys_of(id).cloned());
             seen.extend(shard.next_keys(name, NEXT_KEYS).cloned());
+            seen.extend(held.iter().flat_map(HashMap::keys).copied().cloned());
             seen.sort_unstable();
             seen.dedup();
         }
-        let starts = self.shell.starts.lately(id, None);
+        // Of what it shares: starts, or time.
+        let got = |key: Option<&Key>| match (&held, key) {
+            (None, _) => self.shell.starts.lately(id, key),
+            (Some(held), None) => self.shell.starts.took_lately(id, None) + held.values().sum::<u64>(),
+            (Some(held), Some(of)) => {
+                self.shell.starts.took_lately(id, key) + held.get(of).copied().unwrap_or(0)
+            }
+        };
+        let all = got(None);
         let key = |key: Key| {
             let counts = shard.key_counts(name, &key);
             let share_due = shard.share_due(name, &key);
@@ -93,20 +110,19 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 waiting: counts.waiting,
                 running: counts.running,
                 started,
-                share: if starts == 0 { 0.0 } else { started as f64 / starts as f64 },
+                share: if all == 0 { 0.0 } else { got(Some(&key)) as f64 / all as f64 },
                 share_due,
                 paused: shard.is_paused(name, &key),
             }
         };
         let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
         let counts_for = |key: &v1::QueueKey| key.started + key.waiting + key.running;
-        found.retain(|key| counts_for(key) > 0);
+        found.retain(|key| counts_for(key) > 0 || key.share > 0.0);
         found.sort_by(|a, b| {
-            let order = b.started.cmp(&a.started).then(b.waiting.cmp(&a.waiting));
+            let order = b.share.total_cmp(&a.share).then(b.waiting.cmp(&a.waiting));
             order.then_with(|| a.key.cmp(&b.key))
         });
         found.truncate(keys);
-        let settings = shard.settings(name);
         Some(QueueView {
             id,
             queue: v1::Queue {
@@ -127,6 +143,17 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             first: shard.first_waiting(name).collect(),
             keys: found,
         })
+    }
+
+    /// How long the runs of a queue's keys have held their slots of late, those that go on.
+    fn held(&self, queue: QueueId) -> HashMap<&Key, u64> {
+        let (shard, now) = (self.owner.shard(), self.shell.clock.now());
+        let mut held: HashMap<&Key, u64> = HashMap::new();
+        for run in shard.runs_in(queue) {
+            let ms = now.0.saturating_sub(run.started.0);
+            *held.entry(&run.key).or_default() += self.shell.starts.of_late(ms, now);
+        }
+        held
     }
 
     pub(super) fn worker(&self, member: &MemberView<'_>) -> v1::Worker {

@@ -2,7 +2,7 @@
 //! to whoever they take for the owner.
 
 use evenhand_core::backlog::Cost;
-use evenhand_core::change::Settings;
+use evenhand_core::change::{Settings, Share};
 use evenhand_core::messages::{Input, Start, Unique};
 use evenhand_core::names::{Class, Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId};
 use evenhand_core::{NewTask, Refusal, bounds};
@@ -70,7 +70,8 @@ impl World {
             }
             35..=37 if self.plan.timed > 0 => {
                 let paused = self.rng.chance(500);
-                let settings = Settings { paused, ..self.plan.queue.clone() };
+                let share = *self.rng.pick(&[self.plan.queue.share, Share::Tasks, Share::Time]);
+                let settings = Settings { paused, share, ..self.plan.queue.clone() };
                 let version = self.rng.chance(300).then(|| self.rng.below(3));
                 Ok(Input::Configure { request, queue, settings, version })
             }
@@ -158,6 +159,7 @@ impl World {
         task.priority = Priority(self.rng.below(self.plan.priorities) as u8);
         task.class = Class(self.rng.below(self.plan.classes) as u8);
         task.cost = Cost::new(*self.rng.pick(&[1, 1000, 1000, 1000, 7000]))?;
+        task.expected_ms = *self.rng.pick(&[0, 0, 1, self.plan.run_ms, 10 * self.plan.run_ms]);
         task.max_attempts = Some(self.rng.range(1, 4) as u16);
         task.payload = vec![7; self.rng.below(20) as usize].into();
         if self.rng.chance(self.plan.timed) {

@@ -347,8 +347,8 @@ impl World {
             Effect::LoadTimers { load, above, limit } => {
                 self.soon(Event::Read(owner, Read::Timers { load, above, limit }));
             }
-            Effect::LoadParked { load, queue, key, above, limit } => {
-                self.soon(Event::Read(owner, Read::Parked { load, queue, key, above, limit }));
+            Effect::LoadParked { load, lane, key, above, limit } => {
+                self.soon(Event::Read(owner, Read::Parked { load, lane, key, above, limit }));
             }
             Effect::LoadTask { load, task } => self.soon(Event::Read(owner, Read::Task { load, task })),
             Effect::Start { worker, run, .. } => {

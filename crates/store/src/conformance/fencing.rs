@@ -33,11 +33,12 @@ fn kind(change: &Change) -> usize {
         Change::Store { .. } => 17,
         Change::Unparked { .. } => 18,
         Change::Parked { .. } => 19,
+        Change::Paused { .. } => 20,
         Change::Seq { .. } => KINDS - 1,
     }
 }
 
-const KINDS: usize = 21;
+const KINDS: usize = 22;
 
 /// What a zombie might do to [`furniture`]: each of these would be seen if it happened.
 fn mischief() -> Vec<Change> {
@@ -61,8 +62,12 @@ fn mischief() -> Vec<Change> {
         Change::Timed(timer(6)),
         Change::Untimed { at: timer_at(7) },
         timers_acked(highest()),
-        Change::Unparked { queue: LANE.queue, key: key("acme"), level: level(0, 18) },
-        Change::Parked { queue: LANE.queue, key: key("acme"), record: None },
+        Change::Unparked { lane: LANE, key: key("acme"), level: level(0, 18) },
+        put_parked(LANE, "acme", 77),
+        put_parked(LANE, "new", 77),
+        drop_parked(LANE, "acme"),
+        put_paused(LANE.queue, "acme", false),
+        put_paused(LANE.queue, "new", true),
         put_settings(LANE.queue, 77),
         put_settings(lane(7, 0, 0).queue, 77),
         put_key(LANE, "acme", 77),

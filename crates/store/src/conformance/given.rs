@@ -5,9 +5,9 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord, RequestIds,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestIds,
     RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
@@ -65,7 +65,7 @@ pub(super) fn task(n: u64) -> Task {
         lane: LANE,
         place: Place::Lane(at(n)),
         key: key("acme"),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
         attempt: 1,
         max_attempts: 5,
         lost: 0,
@@ -99,7 +99,7 @@ pub(super) fn put_off(task: &Task, to: Level) -> Task {
 }
 
 fn again(task: &Task, place: Place) -> Task {
-    let charge = Charge { cost: Cost::MAX, weight: Weight::MAX, chained: false };
+    let charge = Charge { cost: Cost::MAX, weight: Weight::MAX, chained: false, timed: true };
     Task { place, attempt: task.attempt + 1, lost: task.lost + 1, charge, ..task.clone() }
 }
 
@@ -223,7 +223,7 @@ pub(super) fn timers_acked(ack: Level) -> Change {
 /// What a task may ask for, all of it.
 pub(super) fn terms(n: u64) -> Terms {
     let backoff = Backoff { first_ms: n, factor: 1_000 + n as u32, max_ms: n << 8 };
-    Terms { backoff: Some(backoff), expires: Some(Millis(n << 30)), attach_ms: n }
+    Terms { backoff: Some(backoff), expires: Some(Millis(n << 30)), attach_ms: n, expected_ms: n << 4 }
 }
 
 /// Settings that are told apart by one number.
@@ -264,12 +264,16 @@ pub(super) fn rows(tasks: &[Task]) -> Vec<Row> {
 /// A key's record that is told apart by one number.
 pub(super) fn key_record(n: u32) -> KeyRecord {
     let time = |bits: u32| VTime::from_bits(u128::from(n) << bits | 1);
+    // Most keys lack one of these or another.
+    let some = |every: u32, bits: u32| if n.is_multiple_of(every) { time(bits) } else { VTime::ZERO };
     KeyRecord {
         finish: time(70),
         due: time(60),
         rows: n,
         chained: n / 2,
-        refund: time(n % 2 * 50),
+        refund: some(2, 50),
+        credit: some(3, 40),
+        average: if n.is_multiple_of(5) { Average::from_bits(n.into()) } else { Average::default() },
         weight: weight(n),
     }
 }
@@ -292,7 +296,25 @@ pub(super) fn drop_override(queue: QueueId, text: &str) -> Change {
 
 pub(super) fn put_queue(queue: QueueId, name: &str, accepted: u64) -> Change {
     let totals = Totals { accepted, ..Totals::default() };
-    Change::Queue { queue, record: QueueRecord { name: queue_name(name), totals } }
+    let average = Average::from_bits(accepted / 2);
+    Change::Queue { queue, record: QueueRecord { name: queue_name(name), totals, average } }
+}
+
+/// What is saved of parked rows, told apart by one number.
+pub(super) fn parked_record(n: u64) -> ParkedRecord {
+    ParkedRecord { rows: n, shelf: ShelfRecord { ack: level(0, n), max: level(0, n + 1) } }
+}
+
+pub(super) fn put_parked(lane: LaneId, text: &str, n: u64) -> Change {
+    Change::Parked { lane, key: key(text), record: Some(parked_record(n)) }
+}
+
+pub(super) fn drop_parked(lane: LaneId, text: &str) -> Change {
+    Change::Parked { lane, key: key(text), record: None }
+}
+
+pub(super) fn put_paused(queue: QueueId, text: &str, paused: bool) -> Change {
+    Change::Paused { queue, key: key(text), paused }
 }
 
 /// One of everything in [`SHARD`], for cases that ask what is left of it: tasks 1, 2 and 3 wait in
@@ -321,11 +343,8 @@ pub(super) fn furniture() -> Vec<Change> {
         Change::Timed(timer(7)),
         timers_acked(Level::ZERO),
         accepted(&shelved()),
-        Change::Parked {
-            queue: LANE.queue,
-            key: key("acme"),
-            record: Some(ParkedRecord { paused: true, rows: 1, shelf: ShelfRecord::default() }),
-        },
+        put_parked(LANE, "acme", 1),
+        put_paused(LANE.queue, "acme", true),
     ]);
     changes
 }
@@ -348,7 +367,12 @@ pub(super) fn member_record(n: u64) -> MemberRecord {
         lane: LANE,
         level: at(task),
         key: key("acme"),
-        charge: Charge { cost: Cost::ONE, weight: weight(2_500), chained: task.is_multiple_of(2) },
+        charge: Charge {
+            cost: Cost::ONE,
+            weight: weight(2_500),
+            chained: task.is_multiple_of(2),
+            timed: task.is_multiple_of(3),
+        },
         attempt: 1,
         max_attempts: 3,
         lost: (task % 3) as u8,
@@ -459,15 +483,9 @@ impl<'s, S: Store> Owner<'s, S> {
         answer(self.store.read_timers(self.shard, above, limit).await)
     }
 
-    /// Parked rows of a key above a level.
-    pub(super) async fn parked_page(
-        &self,
-        queue: QueueId,
-        key: &Key,
-        above: Level,
-        limit: usize,
-    ) -> Page<ParkedRow> {
-        answer(self.store.read_parked(self.shard, queue, key.clone(), above, limit).await)
+    /// Rows of a key that are parked beside a lane, above a level.
+    pub(super) async fn parked_page(&self, lane: LaneId, key: &Key, above: Level, limit: usize) -> Page {
+        answer(self.store.read_parked(self.shard, lane, key.clone(), above, limit).await)
     }
 
     /// All timers.
@@ -570,8 +588,8 @@ pub(super) async fn contents_of<S: Store>(store: &S, shard: ShardId, lanes: &[La
     assert_eq!(due, scheduled, "the timers, and what the tasks' records say of them");
     for task in &tasks {
         if let Place::Parked(level) = task.place {
-            let page = owner.parked_page(task.lane.queue, &task.key, level.before(), 1).await;
-            assert_eq!(page.rows, [ParkedRow { lane: task.lane, row: task.row_at(level) }]);
+            let page = owner.parked_page(task.lane, &task.key, level.before(), 1).await;
+            assert_eq!(page.rows, [task.row_at(level)]);
         }
     }
     let apart: Vec<_> = tasks.iter().filter(|task| task.place == Place::Aside).cloned().collect();
@@ -606,6 +624,7 @@ fn sorted(mut metadata: Metadata) -> Metadata {
     metadata.requests.sort_by_key(|(key, _)| *key);
     metadata.canceling.sort();
     metadata.parked.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    metadata.paused.sort();
     metadata.settings.sort_by_key(|(queue, _)| *queue);
     metadata
 }

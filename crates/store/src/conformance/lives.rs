@@ -69,14 +69,14 @@ pub async fn a_task_goes_from_any_place_to_any_other<H: Harness>(h: &H) {
     }
 }
 
-/// Whether a charge is chained is kept, wherever the task is.
-pub async fn a_charge_is_chained_or_not_wherever_its_task_is<H: Harness>(h: &H) {
-    for chained in [false, true] {
+/// Whether a charge is chained, and whether its cost is a time, is kept, wherever the task is.
+pub async fn a_charge_keeps_what_it_says_wherever_its_task_is<H: Harness>(h: &H) {
+    for (chained, timed) in [(false, false), (false, true), (true, false), (true, true)] {
         let store = h.fresh().await;
         let owner = Owner::new(&store).await;
         let of = |task: Task| {
             let mut task = task;
-            task.charge.chained = chained;
+            (task.charge.chained, task.charge.timed) = (chained, timed);
             task
         };
         let (one, two) = (of(task(1)), of(delayed(&task(2))));

@@ -1,7 +1,7 @@
 //! Taking a shard: the epoch always rises, and the metadata is what was committed last. The rest of an
 //! owner's safety stands on these two.
 
-use evenhand_core::backlog::{Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Level, VTime, Weight};
 use evenhand_core::change::{LaneRecord, QueueRecord, ShelfRecord, Totals};
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, StoreId, TaskId};
@@ -78,6 +78,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
     let queue = |name: &str, accepted| QueueRecord {
         name: queue_name(name),
         totals: Totals { accepted, succeeded: 3, failed: 2, canceled: 1, expired: 5, scheduled: 4 },
+        average: Average::from_bits(accepted),
     };
     let other = LaneId { queue: mail, ..LANE };
     // The rows of the two long runners, above any ack of this case.
@@ -107,6 +108,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             timers_acked(timer_at(9)),
             Change::Canceling { task: TaskId(207) },
             Change::Canceling { task: TaskId(208) },
+            put_parked(LANE, "acme", 1),
+            put_parked(other, "acme", 2),
+            put_paused(mail, "acme", true),
+            put_paused(render, "acme", true),
             put_settings(mail, 1),
             put_settings(render, 2),
             Change::Seq { next: 209 },
@@ -128,7 +133,8 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         requests: vec![(RequestKey(0), request_record(1)), (RequestKey(u128::MAX), request_record(2))],
         timers: ShelfRecord { ack: timer_at(9), max: timer_at(9) },
         canceling: vec![TaskId(207), TaskId(208)],
-        parked: Vec::new(),
+        parked: vec![(other, key("acme"), parked_record(2)), (LANE, key("acme"), parked_record(1))],
+        paused: vec![(mail, key("acme")), (render, key("acme"))],
         settings: vec![(mail, settings_record(1)), (render, settings_record(2))],
         store: Some(StoreId(u64::MAX)),
     };
@@ -150,6 +156,10 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             Change::Stopped { stopped: false },
             drop_request(u128::MAX),
             timers_acked(timer_at(10)),
+            put_parked(other, "acme", 3),
+            drop_parked(LANE, "acme"),
+            put_paused(mail, "acme", false),
+            put_paused(mail, "zeta", true),
             put_settings(render, 6),
             Change::Seq { next: 300 },
         ])
@@ -166,7 +176,8 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         requests: vec![(RequestKey(0), request_record(1))],
         timers: ShelfRecord { ack: timer_at(10), max: timer_at(10) },
         canceling: vec![TaskId(208)],
-        parked: Vec::new(),
+        parked: vec![(other, key("acme"), parked_record(3))],
+        paused: vec![(mail, key("zeta")), (render, key("acme"))],
         settings: vec![(mail, settings_record(1)), (render, settings_record(6))],
         store: Some(StoreId(u64::MAX)),
     };

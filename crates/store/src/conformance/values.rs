@@ -1,7 +1,7 @@
 //! What users and the core put in comes out the same: any bytes, any allowed text, any number that the
 //! types can hold. A store that trims, folds, collates, escapes or cuts off is found here.
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
     SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
@@ -186,9 +186,15 @@ pub async fn queue_names_come_back_as_they_are<H: Harness>(h: &H) {
 pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
     let cheapest = Cost::new(1).expect("the smallest cost");
     let slowest = Backoff { first_ms: u64::MAX, factor: u32::MAX, max_ms: u64::MAX };
+    let most = Terms {
+        backoff: Some(slowest),
+        expires: Some(Millis(u64::MAX)),
+        attach_ms: u64::MAX,
+        expected_ms: u64::MAX,
+    };
     let smallest = Task {
         place: Place::Lane(level(0, 1)),
-        charge: Charge { cost: cheapest, weight: Weight::MAX, chained: true },
+        charge: Charge { cost: cheapest, weight: Weight::MAX, chained: true, timed: true },
         max_attempts: 1,
         accepted: Millis(0),
         max_duration_ms: 0,
@@ -199,13 +205,11 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         id: TaskId(Level::LAST_SEQ),
         lane: lane(u32::MAX, u8::MAX, u8::MAX - 1),
         place: Place::Lane(highest()),
-        charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: false },
+        charge: Charge { cost: Cost::MAX, weight: Weight::MIN, chained: false, timed: false },
         attempt: u16::MAX,
         max_attempts: u16::MAX,
         lost: u8::MAX,
-        terms: Some(
-            Terms { backoff: Some(slowest), expires: Some(Millis(u64::MAX)), attach_ms: u64::MAX }.into(),
-        ),
+        terms: Some(most.into()),
         replay_of: Some(TaskId(Level::LAST_SEQ - 1)),
         accepted: Millis(u64::MAX),
         max_duration_ms: u64::MAX,
@@ -236,7 +240,10 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         let opposite = times[times.len() - 1 - n as usize];
         let rows = [0, 1, i32::MAX as u32, 1 << 31, u32::MAX][n as usize % 5];
         let weight = if n % 2 == 0 { Weight::MIN } else { Weight::MAX };
-        let record = KeyRecord { finish: time, due: opposite, rows, chained: rows, refund: time, weight };
+        let average = Average::from_bits([0, 1, u64::MAX][n as usize % 3]);
+        let (finish, due, chained) = (time, opposite, rows);
+        let record =
+            KeyRecord { finish, due, rows, chained, refund: time, credit: opposite, average, weight };
         changes.push(Change::Key { lane: LANE, key: key(&n.to_string()), record: Some(record) });
         keys.push((LANE, key(&n.to_string()), record));
 
@@ -255,7 +262,10 @@ pub async fn records_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         expired: most,
         scheduled: most,
     };
-    let queue = (QueueId(u32::MAX), QueueRecord { name: queue_name("render"), totals });
+    let queue = (
+        QueueId(u32::MAX),
+        QueueRecord { name: queue_name("render"), totals, average: Average::from_bits(u64::MAX) },
+    );
     changes.push(Change::Queue { queue: queue.0, record: queue.1.clone() });
     changes.push(Change::Seq { next: most + 1 });
     owner.commit(changes).await;
@@ -284,7 +294,7 @@ pub async fn timers_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         id: last,
         lane: lane(u32::MAX, u8::MAX, u8::MAX - 1),
         place: Place::Timer(highest()),
-        charge: Charge { cost: Cost::MAX, weight: Weight::MAX, chained: false },
+        charge: Charge { cost: Cost::MAX, weight: Weight::MAX, chained: false, timed: true },
         attempt: u16::MAX,
         max_attempts: u16::MAX,
         lost: u8::MAX,

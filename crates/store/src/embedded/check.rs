@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use evenhand_core::change::{Place, QueueRecord, Timed};
-use evenhand_core::names::{Epoch, Key, QueueId, ShardId, TaskId};
+use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
 use evenhand_core::{Bounds, Shard};
 
 use super::bytes::checksum;
 use super::files::{About, Dir, DirError, FORMAT, damaged};
 use super::layout::{self, Kind, LanePrefix, RowKey, TIMERS};
 use super::opening::{Loaded, load};
-use super::reads::{Reads, end_of, row, timer};
+use super::reads::{Reads, end_of, parked_row, row, timer};
 use super::table::{Slot, Table, TableKey};
 use super::tree::Layer;
 use super::trees::Planted;
@@ -276,17 +276,23 @@ struct Sum {
 }
 
 impl Sum {
-    /// Of a task and its row.
-    fn add(&mut self, task: TaskId, at: &RowKey) {
+    /// Of a task and the key of its row.
+    fn add(&mut self, task: TaskId, at: &[u8]) {
         self.count += 1;
-        self.sum = self.sum.wrapping_add(checksum(task.0, at.bytes()));
+        self.sum = self.sum.wrapping_add(checksum(task.0, at));
     }
 
     /// Of a task wherever it is.
     fn add_task(&mut self, task: TaskId) {
-        self.count += 1;
-        self.sum = self.sum.wrapping_add(checksum(task.0, &[]));
+        self.add(task, &[]);
     }
+}
+
+/// What is parked of a key: as its rows say, and as its tasks do.
+#[derive(Default)]
+struct Shelf {
+    rows: Sum,
+    tasks: Sum,
 }
 
 /// What a shard's rows, tasks and ends say, to be compared.
@@ -296,9 +302,9 @@ struct Story {
     by_tasks: BTreeMap<LanePrefix, Sum>,
     /// Tasks that wait for a time, by queue.
     scheduled: BTreeMap<QueueId, u64>,
+    /// What is parked beside a lane, by lane and key.
+    parked: BTreeMap<(LaneId, Key), Shelf>,
     /// Tasks that have ended: as they say, as their ends say, and as the timers say that will forget them.
-    /// Parked tasks, by queue and key.
-    parked: BTreeMap<(QueueId, Key), u64>,
     over: Sum,
     ends: Sum,
     to_forget: Sum,
@@ -314,6 +320,7 @@ fn check_shard(
     let metadata = loaded.metadata(shard, advance)?;
     let mut story = Story::default();
     read_rows(checked, &mut story, loaded, shard, advance)?;
+    read_parked(&mut story, loaded, shard, advance)?;
     read_tasks(checked, &mut story, loaded, shard, advance)?;
     check_records(checked, loaded, shard)?;
     let mut wrong = |what: String| checked.problems.push(format!("shard {shard}: {what}"));
@@ -350,14 +357,25 @@ fn check_shard(
             wrong(format!("queue {name} counts {counted} tasks that wait for a time, and {found} do"));
         }
     }
-    for (queue, key, record) in &metadata.parked {
-        let found = story.parked.remove(&(*queue, key.clone())).unwrap_or_default();
-        if record.rows != found {
-            wrong(format!("key {key} counts {} parked tasks, and has {found}", record.rows));
+    for ((lane, key), Shelf { rows, tasks }) in &story.parked {
+        if rows != tasks {
+            let (rows, tasks) = (rows.count, tasks.count);
+            wrong(format!(
+                "key {key} has {rows} rows beside lane {lane}, and {tasks} tasks say that they are parked there, \
+                 not the same"
+            ));
         }
     }
-    if let Some(((_, key), found)) = story.parked.first_key_value() {
-        wrong(format!("{found} tasks of key {key} are parked, which has no record"));
+    for (lane, key, record) in &metadata.parked {
+        let found = story.parked.remove(&(*lane, key.clone())).unwrap_or_default().tasks.count;
+        if record.rows != found {
+            let counted = record.rows;
+            wrong(format!("key {key} counts {counted} tasks parked beside lane {lane}, and has {found}"));
+        }
+    }
+    if let Some(((lane, key), shelf)) = story.parked.first_key_value() {
+        let found = shelf.tasks.count;
+        wrong(format!("{found} tasks of key {key} are parked beside lane {lane}, where it has no record"));
     }
     if let Some((queue, found)) = story.scheduled.first_key_value() {
         wrong(format!("{found} tasks wait for a time in queue {queue}, which does not exist"));
@@ -386,7 +404,7 @@ fn read_rows(
         }
         if lane != timers {
             checked.rows += 1;
-            story.by_rows.entry(lane).or_default().add(row(key, value)?.task, key);
+            story.by_rows.entry(lane).or_default().add(row(key, value)?.task, key.bytes());
             return Ok(());
         }
         checked.timers += 1;
@@ -394,12 +412,27 @@ fn read_rows(
         match timer.what {
             Timed::Due(of, _) => {
                 *story.scheduled.entry(of.queue).or_default() += 1;
-                story.by_rows.entry(lane).or_default().add(timer.task, key);
+                story.by_rows.entry(lane).or_default().add(timer.task, key.bytes());
             }
             Timed::Forget { .. } => story.to_forget.add_task(timer.task),
             // Their tasks may have ended before, or be gone.
             Timed::Expire | Timed::Detach => {}
         }
+        Ok(())
+    })
+}
+
+/// Reads every parked row.
+fn read_parked(
+    story: &mut Story,
+    loaded: &Loaded,
+    shard: ShardId,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), DirError> {
+    loaded.records(shard, layout::PARKED_ROW..=layout::PARKED_ROW, |at, value| {
+        advance((at.len() + value.bytes().len()) as u64);
+        let (lane, row) = parked_row(at, value)?;
+        story.parked.entry((lane, row.key)).or_default().rows.add(row.task, at);
         Ok(())
     })
 }
@@ -422,13 +455,8 @@ fn read_tasks(
                 Place::Lane(level) => (task.lane, level),
                 Place::Timer(level) => (TIMERS, level),
                 Place::Parked(level) => {
-                    let row =
-                        loaded.find(&layout::parked_row_key(shard, task.lane.queue, &task.key, level))?;
-                    if row.is_none() {
-                        let id = task.id;
-                        checked.problems.push(format!("shard {shard}: task {id} is parked, and has no row"));
-                    }
-                    *story.parked.entry((task.lane.queue, task.key.clone())).or_default() += 1;
+                    let at = layout::parked_row_key(shard, task.lane, &task.key, level);
+                    story.parked.entry((task.lane, task.key.clone())).or_default().tasks.add(task.id, &at);
                     continue;
                 }
                 Place::Aside => continue,
@@ -439,7 +467,7 @@ fn read_tasks(
                 }
             };
             let lane = layout::lane_prefix(shard, lane);
-            story.by_tasks.entry(lane).or_default().add(task.id, &layout::row_key(lane, level));
+            story.by_tasks.entry(lane).or_default().add(task.id, layout::row_key(lane, level).bytes());
         }
         match listing.more {
             Some(last) => after = last,

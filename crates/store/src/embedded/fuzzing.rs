@@ -48,6 +48,20 @@ pub fn batch(bytes: &[u8]) {
                 let _ = (layout::lane_of_record(op.key), layout::shard_of(op.key));
                 let task = layout::task_of_record(op.key).unwrap_or_default();
                 let _ = values::moved(task, value);
+                if let Some((_, at)) = layout::place_of_parked(op.key)
+                    && let Some(row) = values::row(at, value)
+                {
+                    same(&row, |row, again| values::put_row(again, row), |again| values::row(at, again));
+                }
+                if let Some(parked) = values::parked(value) {
+                    same(&parked, |parked, again| values::put_parked(again, parked), values::parked);
+                }
+                if let Some(key) = values::key_record(value) {
+                    same(&key, |key, again| values::put_key_record(again, key), values::key_record);
+                }
+                if let Some(queue) = values::queue(value) {
+                    same(&queue, |queue, again| values::put_queue(again, queue), values::queue);
+                }
                 if let Some(tried) = values::tried(value) {
                     same(&tried, |tried, again| values::put_try(again, tried), values::tried);
                 }

@@ -61,10 +61,12 @@ const ENDED: u64 = 1 << 63;
 pub(super) const TRY: u8 = b'T';
 /// Which task runs an ended one again, by the one that ended.
 pub(super) const REPLAYED: u8 = b'P';
-/// A parked row, by queue, key and level.
+/// A parked row, by lane, key and level.
 pub(super) const PARKED_ROW: u8 = b'R';
-/// A key whose rows are parked, by queue and key.
+/// A key with parked rows, by lane and key.
 pub(super) const PARKED: u8 = b'p';
+/// That a key is paused, by queue and key.
+pub(super) const PAUSED: u8 = b'u';
 /// The shard's epoch.
 pub(super) const EPOCH: u8 = b'e';
 /// The shard's counter of seqs.
@@ -274,15 +276,16 @@ pub(super) fn try_key(shard: ShardId, task: TaskId, attempt: u16) -> RecordKey {
 }
 
 /// The key's length goes before it, or those of one key would stand among those of another.
-pub(super) fn parked_row_key(shard: ShardId, queue: QueueId, key: &Key, level: Level) -> RecordKey {
+pub(super) fn parked_row_key(shard: ShardId, lane: LaneId, key: &Key, level: Level) -> RecordKey {
     let text = key.as_str().as_bytes();
     let length = (text.len() as u16).to_be_bytes();
-    record_key(shard, PARKED_ROW, &[&queue.0.to_be_bytes(), &length, text, &level.to_bytes()])
+    record_key(shard, PARKED_ROW, &[&lane_prefix(shard, lane)[4..], &length, text, &level.to_bytes()])
 }
 
-/// The level that such a key ends with.
-pub(super) fn level_of_parked(record: &[u8]) -> Option<Level> {
-    Some(Level::from_bytes(record.get(record.len().checked_sub(16)?..)?.try_into().ok()?))
+/// The lane that such a key begins with, and the level that it ends with.
+pub(super) fn place_of_parked(record: &[u8]) -> Option<(LaneId, Level)> {
+    let level = record.get(record.len().checked_sub(16)?..)?.try_into().ok()?;
+    Some((lane(&mut Get::from(record, 5))?, Level::from_bytes(level)))
 }
 
 pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
@@ -362,6 +365,7 @@ fn about_bytes(change: &Change) -> usize {
         | Change::Timers { .. }
         | Change::Unparked { .. }
         | Change::Parked { .. }
+        | Change::Paused { .. }
         | Change::Settings { .. }
         | Change::Key { .. }
         | Change::Lane { .. }
@@ -424,8 +428,8 @@ impl Writing {
             }
             Place::Parked(level) => {
                 let row = row(level);
-                values::put_due(&mut self.value, lane, &row);
-                self.put_record(&parked_row_key(self.shard, lane.queue, &row.key, level));
+                values::put_row(&mut self.value, &row);
+                self.put_record(&parked_row_key(self.shard, lane, &row.key, level));
             }
             Place::Aside => self.put_record(&aside_key(self.shard, task)),
             Place::Over => {}
@@ -468,7 +472,7 @@ impl Writing {
             Change::Moved { lane, from, to, row, tried } => {
                 self.leave(row.task, *lane, *from);
                 if let Place::Parked(level) = from {
-                    self.delete_record(&parked_row_key(shard, lane.queue, &row.key, *level));
+                    self.delete_record(&parked_row_key(shard, *lane, &row.key, *level));
                 }
                 self.enter(row.task, *lane, *to, |level| Row { level, ..row.clone() });
                 values::put_moved(&mut self.value, *to, row);
@@ -522,11 +526,19 @@ impl Writing {
                 values::put_lane(value, &record);
                 self.put_record(&lane_key(shard, TIMERS));
             }
-            Change::Unparked { queue, key, level } => {
-                self.delete_record(&parked_row_key(shard, *queue, key, *level));
+            Change::Unparked { lane, key, level } => {
+                self.delete_record(&parked_row_key(shard, *lane, key, *level));
             }
-            Change::Parked { queue, key, record } => {
-                let at = record_key(shard, PARKED, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+            Change::Paused { queue, key, paused } => {
+                let at = record_key(shard, PAUSED, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
+                match paused {
+                    true => self.put_record(&at),
+                    false => self.delete_record(&at),
+                }
+            }
+            Change::Parked { lane, key, record } => {
+                let at =
+                    record_key(shard, PARKED, &[&lane_prefix(shard, *lane)[4..], key.as_str().as_bytes()]);
                 match record {
                     Some(record) => {
                         values::put_parked(value, record);
@@ -675,8 +687,12 @@ pub(super) fn tell(
     match record.get(4)? {
         &EPOCH | &MOVED | &TRY | &REPLAYED | &PARKED_ROW => {}
         &PARKED => {
+            let lane = lane(name)?;
+            metadata.parked.push((lane, Key::new(text(record, name)?).ok()?, values::parked(value)?));
+        }
+        &PAUSED => {
             let queue = queue(name)?;
-            metadata.parked.push((queue, Key::new(text(record, name)?).ok()?, values::parked(value)?));
+            metadata.paused.push((queue, Key::new(text(record, name)?).ok()?));
         }
         &SEQ => metadata.next_seq = values::number(value)?,
         &QUEUE => metadata.queues.push((queue(name)?, values::queue(value)?)),
@@ -736,7 +752,7 @@ mod tests {
             lane: OWN,
             place,
             key: Key::shared(),
-            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
             attempt: 1,
             max_attempts: 3,
             lost: 0,
@@ -817,5 +833,33 @@ mod tests {
         assert_eq!(ops(&[finished(Place::Aside, 0, false, false)]), "txmxa");
         assert_eq!(ops(&[finished(later, 2, true, true)]), "Erxc");
         assert_eq!(ops(&[Change::Forgotten { task: TaskId(1), tries: 1_000 }]).matches("xT").count(), 20);
+    }
+
+    #[test]
+    fn a_parked_task_costs_what_one_in_its_lane_does() {
+        let (parked, later) = (Place::Parked(level(1)), Place::Lane(level(9)));
+        assert_eq!(ops(&[Change::Accepted(task(parked))]), "XRT");
+        assert_eq!(ops(&[moved(parked, later, false)]), "xRRXm");
+        assert_eq!(ops(&[moved(later, Place::Parked(level(10)), false)]), "rXRXm");
+        let unparked = Change::Unparked { lane: OWN, key: Key::shared(), level: level(1) };
+        assert_eq!(ops(&[finished(parked, 0, false, false), unparked]), "txR");
+        let paused = |paused| Change::Paused { queue: OWN.queue, key: Key::shared(), paused };
+        assert_eq!(ops(&[paused(true), paused(false)]), "Xuxu");
+    }
+
+    /// Rows of a key stand together in order of their levels, whatever the keys and lanes around it.
+    #[test]
+    fn keys_of_parked_rows_sort_by_lane_key_and_level() {
+        let other = LaneId { class: Class(1), ..OWN };
+        let mut keys = Vec::new();
+        for lane in [OWN, other] {
+            for text in ["", "b", "ab", "abc"] {
+                let key = Key::new(text).unwrap();
+                keys.extend([1, 2, 300].map(|seq| parked_row_key(SHARD, lane, &key, level(seq))));
+            }
+        }
+        assert!(keys.is_sorted());
+        assert_eq!(place_of_parked(&keys[2]), Some((OWN, level(300))));
+        assert_eq!(place_of_parked(&keys[23]), Some((other, level(300))));
     }
 }

@@ -29,8 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use evenhand_core::backlog::Level;
-use evenhand_core::change::{ParkedRow, TimerRow};
-use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::change::TimerRow;
+use evenhand_core::names::{Epoch, Key, LaneId, ShardId, TaskId};
 use evenhand_core::{Change, Task};
 use tokio::sync::oneshot;
 
@@ -218,12 +218,12 @@ impl Store for Embedded {
     async fn read_parked(
         &self,
         shard: ShardId,
-        queue: QueueId,
+        lane: LaneId,
         key: Key,
         above: Level,
         limit: usize,
-    ) -> Result<Page<ParkedRow>, StoreError> {
-        self.ask(|engine| engine.read(move |shared| shared.parked(shard, queue, &key, above, limit))).await
+    ) -> Result<Page, StoreError> {
+        self.ask(|engine| engine.read(move |shared| shared.parked(shard, lane, &key, above, limit))).await
     }
 
     async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {

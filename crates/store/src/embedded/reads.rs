@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use evenhand_core::backlog::Level;
-use evenhand_core::change::{EndRecord, ParkedRow, Place, TimerRow};
-use evenhand_core::names::{Epoch, Key, LaneId, QueueId, ShardId, TaskId};
+use evenhand_core::change::{EndRecord, Place, TimerRow};
+use evenhand_core::names::{Epoch, Key, LaneId, ShardId, TaskId};
 use evenhand_core::{Metadata, Row, Task};
 
 use super::bytes::Value;
@@ -129,25 +129,22 @@ pub(super) trait Reads {
         self.page_of(shard, TIMERS, above, limit, timer)
     }
 
-    /// Parked rows of a key above a level.
+    /// Rows of a key that are parked beside a lane, above a level.
     fn parked(
         &self,
         shard: ShardId,
-        queue: QueueId,
+        lane: LaneId,
         key: &Key,
         above: Level,
         limit: usize,
-    ) -> Result<Page<ParkedRow>, DirError> {
-        let at = |level| layout::parked_row_key(shard, queue, key, level);
+    ) -> Result<Page, DirError> {
+        let at = |level| layout::parked_row_key(shard, lane, key, level);
         let (from, to) = (Bound::Excluded(at(above)), Bound::Included(at(Level::from_bytes([0xff; 16]))));
         let mut found = self.rows::<RecordKey>(from, to, limit.saturating_add(1))?;
         let end = found.len() <= limit;
         found.truncate(limit);
-        let read = |(key, value): &(RecordKey, Value)| {
-            let level = layout::level_of_parked(key).ok_or_else(|| unreadable_record(key))?;
-            values::parked_row(level, value.bytes()).ok_or_else(|| unreadable_record(key))
-        };
-        Ok(Page { rows: found.iter().map(read).collect::<Result<_, _>>()?, end, deleted: 0 })
+        let rows = found.iter().map(|(at, value)| Ok(parked_row(at, value)?.1)).collect::<Result<_, _>>()?;
+        Ok(Page { rows, end, deleted: 0 })
     }
 
     /// Rows of a lane above a level, each as `read` understands it.
@@ -437,6 +434,13 @@ fn unreadable_end(task: TaskId) -> DirError {
 pub(super) fn row(key: &RowKey, value: &Value) -> Result<Row, DirError> {
     let at = layout::level_of(key);
     values::row(at, value.bytes()).ok_or_else(|| unreadable(format_args!("the row at {at}")))
+}
+
+/// A parked row, and the lane that it stands beside.
+pub(super) fn parked_row(at: &RecordKey, value: &Value) -> Result<(LaneId, Row), DirError> {
+    let parked = layout::place_of_parked(at);
+    let row = parked.and_then(|(lane, level)| Some((lane, values::row(level, value.bytes())?)));
+    row.ok_or_else(|| unreadable_record(at))
 }
 
 /// A timer.

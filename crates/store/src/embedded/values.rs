@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, ParkedRow, Place, QueueRecord, RequestIds,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestIds,
     RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
@@ -53,6 +53,10 @@ fn vtime(get: &mut Get<'_>) -> Option<VTime> {
     get.u128().map(VTime::from_bits)
 }
 
+fn average(get: &mut Get<'_>) -> Option<Average> {
+    get.short().map(Average::from_bits)
+}
+
 fn put_lane_id(value: &mut Vec<u8>, lane: LaneId) {
     value.put_short(lane.queue.0.into());
     value.put_u8(lane.priority.0);
@@ -67,18 +71,23 @@ fn lane_id(get: &mut Get<'_>) -> Option<LaneId> {
 /// Stands above every weight: the charge is chained though its level does not end in the task's id, or is not
 /// though it does.
 const CONTRARY: u32 = 1 << 20;
+/// And this, that its cost is a time.
+const TIMED: u32 = 1 << 21;
 
 fn put_charge(value: &mut Vec<u8>, charge: Charge, level: Level, task: TaskId) {
     value.put_short(charge.cost.thousandths().into());
     let contrary = if charge.chained == (level.seq() == task.0) { 0 } else { CONTRARY };
-    value.put_short(u64::from(charge.weight.thousandths() | contrary));
+    let timed = if charge.timed { TIMED } else { 0 };
+    value.put_short(u64::from(charge.weight.thousandths() | contrary | timed));
 }
 
 fn charge(get: &mut Get<'_>, level: Level, task: TaskId) -> Option<Charge> {
     let cost = Cost::new(short(get)?).ok()?;
     let weight: u32 = short(get)?;
     let chained = (level.seq() == task.0) != (weight & CONTRARY != 0);
-    Some(Charge { cost, weight: Weight::from_thousandths(weight & !CONTRARY)?, chained })
+    let timed = weight & TIMED != 0;
+    let weight = Weight::from_thousandths(weight & !(CONTRARY | TIMED))?;
+    Some(Charge { cost, weight, chained, timed })
 }
 
 /// Stands above every number of tries: there is more, and a byte that says what.
@@ -88,6 +97,7 @@ const HAS_TERMS: u8 = 2;
 const HAS_BACKOFF: u8 = 4;
 const HAS_EXPIRY: u8 = 8;
 const HAS_ATTACH: u8 = 16;
+const HAS_EXPECTED: u8 = 32;
 
 /// A task's tries, and what it asked for beyond the ordinary.
 struct Tries {
@@ -104,7 +114,8 @@ fn put_tries(value: &mut Vec<u8>, attempt: u16, max_attempts: u16, lost: u8, ter
         | flag(terms.is_some(), HAS_TERMS)
         | flag(terms.is_some_and(|terms| terms.backoff.is_some()), HAS_BACKOFF)
         | flag(terms.is_some_and(|terms| terms.expires.is_some()), HAS_EXPIRY)
-        | flag(terms.is_some_and(|terms| terms.attach_ms > 0), HAS_ATTACH);
+        | flag(terms.is_some_and(|terms| terms.attach_ms > 0), HAS_ATTACH)
+        | flag(terms.is_some_and(|terms| terms.expected_ms > 0), HAS_EXPECTED);
     if more == 0 {
         return value.put_short(max_attempts.into());
     }
@@ -123,6 +134,9 @@ fn put_tries(value: &mut Vec<u8>, attempt: u16, max_attempts: u16, lost: u8, ter
     if terms.attach_ms > 0 {
         value.put_short(terms.attach_ms);
     }
+    if terms.expected_ms > 0 {
+        value.put_short(terms.expected_ms);
+    }
 }
 
 fn tries(get: &mut Get<'_>) -> Option<Tries> {
@@ -130,7 +144,7 @@ fn tries(get: &mut Get<'_>) -> Option<Tries> {
     let max: u32 = short(get)?;
     let max_attempts = u16::try_from(max & !MORE).ok()?;
     let more = if max & MORE == 0 { 0 } else { get.u8()? };
-    if more & !(HAS_LOST | HAS_TERMS | HAS_BACKOFF | HAS_EXPIRY | HAS_ATTACH) != 0 {
+    if more & !(HAS_LOST | HAS_TERMS | HAS_BACKOFF | HAS_EXPIRY | HAS_ATTACH | HAS_EXPECTED) != 0 {
         return None;
     }
     let has = |flag: u8| more & flag != 0;
@@ -139,6 +153,7 @@ fn tries(get: &mut Get<'_>) -> Option<Tries> {
         backoff: if has(HAS_BACKOFF) { Some(backoff(get)?) } else { None },
         expires: if has(HAS_EXPIRY) { Some(Millis(get.short()?)) } else { None },
         attach_ms: if has(HAS_ATTACH) { get.short()? } else { 0 },
+        expected_ms: if has(HAS_EXPECTED) { get.short()? } else { 0 },
     };
     let terms = has(HAS_TERMS).then(|| Arc::new(asked));
     Some(Tries { attempt, max_attempts, lost, terms })
@@ -490,19 +505,7 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
     Some(MemberRecord { token, life, wait_ms, running })
 }
 
-pub(super) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
-    value.put_u128(record.finish.to_bits());
-    value.put_u128(record.due.to_bits());
-    value.put_u32(record.rows);
-    value.put_u32(record.chained);
-    value.put_u32(record.weight.thousandths());
-    if record.refund > VTime::ZERO {
-        value.put_u128(record.refund.to_bits());
-    }
-}
-
 pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {
-    value.put_u8(record.paused.into());
     value.put_short(record.rows);
     value.put(&record.shelf.ack.to_bytes());
     value.put(&record.shelf.max.to_bytes());
@@ -510,27 +513,47 @@ pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {
 
 pub(super) fn parked(value: &[u8]) -> Option<ParkedRecord> {
     let get = &mut Get::new(value);
-    let (paused, rows) = (get.u8()? != 0, get.short()?);
-    Some(ParkedRecord { paused, rows, shelf: ShelfRecord { ack: level(get)?, max: level(get)? } })
+    let rows = get.short()?;
+    Some(ParkedRecord { rows, shelf: ShelfRecord { ack: level(get)?, max: level(get)? } })
 }
 
-/// A parked row, whose level is in its key.
-pub(super) fn parked_row(at: Level, value: &[u8]) -> Option<ParkedRow> {
-    match timer(at, value)?.what {
-        Timed::Due(lane, row) => Some(ParkedRow { lane, row }),
-        Timed::Expire | Timed::Detach | Timed::Forget { .. } => None,
+/// Stand above the weight of a key: what follows it. A refund comes last, and is there if anything is left.
+const HAS_CREDIT: u32 = 1 << 20;
+const HAS_AVERAGE: u32 = 1 << 21;
+
+pub(super) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
+    value.put_u128(record.finish.to_bits());
+    value.put_u128(record.due.to_bits());
+    value.put_u32(record.rows);
+    value.put_u32(record.chained);
+    let (credit, average) = (record.credit.to_bits(), record.average.to_bits());
+    let has_credit = if credit > 0 { HAS_CREDIT } else { 0 };
+    let has_average = if average > 0 { HAS_AVERAGE } else { 0 };
+    value.put_u32(record.weight.thousandths() | has_credit | has_average);
+    if credit > 0 {
+        value.put_u128(credit);
+    }
+    if average > 0 {
+        value.put_short(average);
+    }
+    if record.refund > VTime::ZERO {
+        value.put_u128(record.refund.to_bits());
     }
 }
 
 pub(super) fn key_record(value: &[u8]) -> Option<KeyRecord> {
     let get = &mut Get::new(value);
+    let (finish, due) = (vtime(get)?, vtime(get)?);
+    let (rows, chained, weight) = (get.u32()?, get.u32()?, get.u32()?);
     Some(KeyRecord {
-        finish: vtime(get)?,
-        due: vtime(get)?,
-        rows: get.u32()?,
-        chained: get.u32()?,
-        weight: Weight::from_thousandths(get.u32()?)?,
+        finish,
+        due,
+        rows,
+        chained,
+        credit: if weight & HAS_CREDIT != 0 { vtime(get)? } else { VTime::ZERO },
+        average: if weight & HAS_AVERAGE != 0 { average(get)? } else { Average::default() },
         refund: if get.is_done() { VTime::ZERO } else { vtime(get)? },
+        weight: Weight::from_thousandths(weight & !(HAS_CREDIT | HAS_AVERAGE))?,
     })
 }
 
@@ -557,6 +580,9 @@ pub(super) fn put_queue(value: &mut Vec<u8>, record: &QueueRecord) {
     for count in [accepted, succeeded, failed, canceled, expired, scheduled] {
         value.put_u64(count);
     }
+    if record.average != Average::default() {
+        value.put_short(record.average.to_bits());
+    }
 }
 
 pub(super) fn queue(value: &[u8]) -> Option<QueueRecord> {
@@ -573,7 +599,8 @@ pub(super) fn queue(value: &[u8]) -> Option<QueueRecord> {
     if !get.is_done() {
         (totals.expired, totals.scheduled) = (get.u64()?, get.u64()?);
     }
-    Some(QueueRecord { name, totals })
+    let average = if get.is_done() { Average::default() } else { average(get)? };
+    Some(QueueRecord { name, totals, average })
 }
 
 pub(super) fn weight(value: &[u8]) -> Option<Weight> {
@@ -660,4 +687,90 @@ pub(super) fn epoch(value: &[u8]) -> Option<Epoch> {
 
 pub(super) fn number(value: &[u8]) -> Option<u64> {
     Get::new(value).u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(put: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut value = Vec::new();
+        put(&mut value);
+        value
+    }
+
+    /// Each of them with the others and without, and no room for what is not there.
+    #[test]
+    fn what_a_key_mostly_does_not_have_takes_no_room() {
+        let none = KeyRecord {
+            finish: VTime::from_bits(5 << 70),
+            due: VTime::from_bits(u128::MAX),
+            rows: 9,
+            chained: 7,
+            refund: VTime::ZERO,
+            credit: VTime::ZERO,
+            average: Average::default(),
+            weight: Weight::MAX,
+        };
+        let longest = Average::from_bits(u64::MAX);
+        for refund in [0, 1, 1 << 20, u128::MAX] {
+            for credit in [0, 1, 1 << 20, u128::MAX] {
+                for average in [Average::default(), Average::from_bits(1), longest] {
+                    let [refund, credit] = [refund, credit].map(VTime::from_bits);
+                    let record = KeyRecord { refund, credit, average, ..none };
+                    let value = bytes(|value| put_key_record(value, &record));
+                    assert_eq!(key_record(&value), Some(record));
+                    let times = [refund, credit].iter().filter(|time| **time > VTime::ZERO).count();
+                    let shorts = bytes(|value| value.put_short(average.to_bits())).len();
+                    let shorts = if average == Average::default() { 0 } else { shorts };
+                    assert_eq!(value.len(), 44 + 16 * times + shorts);
+                }
+            }
+        }
+        // What was written before there was credit: a refund, or nothing, behind the weight.
+        let before = KeyRecord { refund: VTime::from_bits(77), ..none };
+        let mut old = bytes(|value| put_key_record(value, &none));
+        assert_eq!(key_record(&old), Some(none));
+        old.put_u128(77);
+        assert_eq!(key_record(&old), Some(before));
+    }
+
+    /// Formats 1 and 2 had four counts, format 3 had six before there were averages.
+    #[test]
+    fn queues_of_every_age_are_read() {
+        let name = QueueName::new("render").unwrap();
+        let of = |counts: u64, average: Option<u64>| {
+            bytes(|value| {
+                value.put_text(name.as_str());
+                (1..=counts).for_each(|count| value.put_u64(count));
+                average.into_iter().for_each(|average| value.put_short(average));
+            })
+        };
+        let mut totals = Totals { accepted: 1, succeeded: 2, failed: 3, canceled: 4, ..Totals::default() };
+        let record = |totals, average| {
+            Some(QueueRecord { name: name.clone(), totals, average: Average::from_bits(average) })
+        };
+        assert_eq!(queue(&of(4, None)), record(totals, 0));
+        (totals.expired, totals.scheduled) = (5, 6);
+        assert_eq!(queue(&of(6, None)), record(totals, 0));
+        assert_eq!(queue(&of(6, Some(1_000))), record(totals, 1_000));
+        for (average, written) in [(0, of(6, None)), (1_000, of(6, Some(1_000)))] {
+            let record = record(totals, average).unwrap();
+            assert_eq!(bytes(|value| put_queue(value, &record)), written);
+        }
+    }
+
+    /// Neither flag of a charge shows in its weight, nor in the other.
+    #[test]
+    fn the_flags_of_a_charge_stand_above_every_weight() {
+        assert!(Weight::MAX.thousandths() < CONTRARY.min(HAS_CREDIT));
+        let at = Level::new(Default::default(), 7);
+        for (chained, timed) in [(false, false), (false, true), (true, false), (true, true)] {
+            for (weight, task) in [(Weight::MIN, 7), (Weight::MAX, 8)] {
+                let written = Charge { cost: Cost::MAX, weight, chained, timed };
+                let value = bytes(|value| put_charge(value, written, at, TaskId(task)));
+                assert_eq!(charge(&mut Get::new(&value), at, TaskId(task)), Some(written));
+            }
+        }
+    }
 }

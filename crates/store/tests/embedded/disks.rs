@@ -166,7 +166,7 @@ impl Owner {
                 id,
             )),
             key: Key::new("acme").unwrap(),
-            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
             attempt: 1,
             max_attempts: 3,
             lost: 0,

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
     EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
     SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
@@ -38,9 +38,9 @@ fn key(n: u64) -> Key {
 }
 
 /// Formats 1 and 2 did not say whether a charge is chained: it is as long as a task stands where it was first
-/// placed.
+/// placed. None of those kept here is of time.
 fn charge(chained: bool) -> Charge {
-    Charge { cost: Cost::ONE, weight: Weight::from_thousandths(1_500).unwrap(), chained }
+    Charge { cost: Cost::ONE, weight: Weight::from_thousandths(1_500).unwrap(), chained, timed: false }
 }
 
 fn accepted(format: u32, id: u64) -> Task {
@@ -67,10 +67,10 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
     let mut commits: Vec<Vec<Change>> = (1..=TASKS)
         .map(|id| {
             let totals = Totals { accepted: id, ..Totals::default() };
-            let name = QueueName::new("render").unwrap();
+            let (name, average) = (QueueName::new("render").unwrap(), Average::default());
             vec![
                 Change::Accepted(accepted(format, id)),
-                Change::Queue { queue: QueueId(0), record: QueueRecord { name, totals } },
+                Change::Queue { queue: QueueId(0), record: QueueRecord { name, totals, average } },
             ]
         })
         .collect();
@@ -84,6 +84,8 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
                     rows: 9,
                     chained: 7,
                     refund: VTime::ZERO,
+                    credit: VTime::ZERO,
+                    average: Average::default(),
                     weight: Weight::ONE,
                 };
                 Change::Key { lane: LANE, key: key(n), record: Some(record) }
@@ -162,7 +164,12 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
 /// What format 3 added: timers, tries, ends, settings, and what goes with them.
 fn lives() -> Vec<Vec<Change>> {
     let timer = |seq: u64| Level::new(VTime::from_bits(u128::from(seq % 7) << 70).pass(), seq);
-    let terms = Terms { backoff: Some(Backoff::default()), expires: Some(Millis(1 << 42)), attach_ms: 5_000 };
+    let terms = Terms {
+        backoff: Some(Backoff::default()),
+        expires: Some(Millis(1 << 42)),
+        attach_ms: 5_000,
+        expected_ms: 0,
+    };
     let delayed = Task {
         place: Place::Timer(timer(101)),
         charge: charge(false),
@@ -215,7 +222,8 @@ fn lives() -> Vec<Vec<Change>> {
         paused: true,
     };
     let totals = Totals { accepted: 61, expired: 1, scheduled: 2, ..Totals::default() };
-    let record = QueueRecord { name: QueueName::new("render").unwrap(), totals };
+    let (name, average) = (QueueName::new("render").unwrap(), Average::default());
+    let record = QueueRecord { name, totals, average };
     let ids = RequestIds::List([TaskId(20), TaskId(101)].into());
     vec![
         vec![Change::Accepted(delayed)],

@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
+    EndRecord, KeyRecord, LaneRecord, ParkedRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
     SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
@@ -102,7 +102,7 @@ impl Owned {
         let lane = LANES[dice.below(4) as usize];
         let time = |dice: &mut Dice| VTime::from_bits(u128::from(dice.below(1 << 40)) << 50);
         self.falling = self.tasks.len() >= if self.falling { many / 8 } else { many };
-        vec![match dice.below(28) {
+        vec![match dice.below(30) {
             0..8 if !self.falling => self.accept(dice, lane),
             8..12 => return self.shift(dice),
             12..15 if !self.falling => self.accept(dice, lane),
@@ -129,9 +129,18 @@ impl Owned {
             26 => {
                 let (finish, due) = (time(dice), time(dice));
                 let (rows, weight) = (dice.below(9) as u32, Weight::MAX);
-                let record = KeyRecord { finish, due, rows, chained: 0, refund: VTime::ZERO, weight };
+                let [refund, credit] =
+                    [(); 2].map(|()| if dice.one_in(2) { VTime::ZERO } else { time(dice) });
+                let average = Owned::average(dice);
+                let record = KeyRecord { finish, due, rows, chained: 0, refund, credit, average, weight };
                 Change::Key { lane, key: key(dice.below(9)), record: (!dice.one_in(3)).then_some(record) }
             }
+            27 => {
+                let shelf = ShelfRecord { ack: Level::ZERO, max: Level::new(time(dice).pass(), self.next) };
+                let record = ParkedRecord { rows: dice.below(1 << 40), shelf };
+                Change::Parked { lane, key: key(dice.below(9)), record: (!dice.one_in(3)).then_some(record) }
+            }
+            28 => Change::Paused { queue: lane.queue, key: key(dice.below(9)), paused: !dice.one_in(3) },
             _ if dice.one_in(2) => {
                 let weight = Weight::from_thousandths(1 + dice.below(999) as u32);
                 let weight = weight.filter(|_| !dice.one_in(3));
@@ -141,24 +150,42 @@ impl Owned {
                 let totals =
                     Totals { accepted: dice.below(99), scheduled: dice.below(99), ..Totals::default() };
                 let name = QueueName::new(["mail", "render"][dice.below(2) as usize]).unwrap();
-                Change::Queue { queue: lane.queue, record: QueueRecord { name, totals } }
+                let average = Owned::average(dice);
+                Change::Queue { queue: lane.queue, record: QueueRecord { name, totals, average } }
             }
         }]
     }
 
     fn charge(dice: &mut Dice) -> Charge {
         let weight = Weight::from_thousandths(1 + dice.below(999_999) as u32).unwrap();
-        Charge { cost: Cost::new(1 + dice.below(5_000) as u32).unwrap(), weight, chained: dice.one_in(2) }
+        let cost = Cost::new(1 + dice.below(5_000) as u32).unwrap();
+        Charge { cost, weight, chained: dice.one_in(2), timed: dice.one_in(2) }
+    }
+
+    /// None, or of short runs or long ones.
+    fn average(dice: &mut Dice) -> Average {
+        let bits = [0, 7, 30][dice.below(3) as usize];
+        Average::from_bits(dice.below(1 << bits))
+    }
+
+    /// A place that nobody has had on a shelf. Nothing there goes by range.
+    fn shelf(&mut self, dice: &mut Dice) -> Level {
+        self.next += 1;
+        Level::new(VTime::from_bits(u128::from(dice.below(500)) * VTime::TICK.to_bits()).pass(), self.next)
     }
 
     fn accept(&mut self, dice: &mut Dice, lane: LaneId) -> Change {
         // The seq of a first place is the task's id.
-        let (place, id) = match dice.one_in(4) {
-            true => {
+        let (place, id) = match dice.below(8) {
+            0 | 1 => {
                 let level = self.moment(dice);
                 (Place::Timer(level), level.seq())
             }
-            false => {
+            2 | 3 => {
+                let level = self.shelf(dice);
+                (Place::Parked(level), level.seq())
+            }
+            _ => {
                 let level = self.place(dice, lane);
                 (Place::Lane(level), level.seq())
             }
@@ -167,6 +194,7 @@ impl Owned {
             backoff: dice.one_in(2).then(Backoff::default),
             expires: dice.one_in(2).then(|| Millis(dice.below(1 << 50))),
             attach_ms: dice.below(2) * 5_000,
+            expected_ms: dice.below(2) * (1 + dice.below(1 << 30)),
         });
         let task = Task {
             id: TaskId(id),
@@ -218,11 +246,15 @@ impl Owned {
         let times = if dice.one_in(20) { 30 } else { 1 + dice.below(2) };
         let mut changes = Vec::new();
         for _ in 0..times {
-            let (to, level) = match dice.below(5) {
+            let (to, level) = match dice.below(7) {
                 0 if task.place != Place::Aside => (Place::Aside, Level::ZERO),
                 1 | 2 => {
                     let level = self.moment(dice);
                     (Place::Timer(level), level)
+                }
+                3 | 4 => {
+                    let level = self.shelf(dice);
+                    (Place::Parked(level), level)
                 }
                 _ => {
                     let level = self.place(dice, task.lane);
@@ -265,6 +297,10 @@ impl Owned {
             outcome,
             end: end.map(Into::into),
         }];
+        if let Place::Parked(level) = task.place {
+            let unparked = Change::Unparked { lane: task.lane, key: task.key.clone(), level };
+            changes.insert(dice.below(2) as usize, unparked);
+        }
         if remembered {
             let at = self.moment(dice);
             changes.push(Change::Timed(TimerRow { at, task: task.id, what: Timed::Forget { tries } }));
@@ -410,6 +446,18 @@ impl World {
             let expected = ready(self.memory.read_timers(shard, above, limit)).unwrap();
             let found = self.runtime.block_on(disk.read_timers(shard, above, limit)).unwrap();
             assert_eq!((found.rows, found.end), (expected.rows, expected.end));
+
+            if let Some(task) = self.owned[n].some_task(&mut self.dice) {
+                let above = match task.place {
+                    Place::Parked(level) => level.before(),
+                    Place::Lane(_) | Place::Timer(_) | Place::Aside | Place::Over => Level::ZERO,
+                };
+                let (lane, key) = (task.lane, task.key);
+                let expected =
+                    ready(self.memory.read_parked(shard, lane, key.clone(), above, limit)).unwrap();
+                let found = self.runtime.block_on(disk.read_parked(shard, lane, key, above, limit)).unwrap();
+                assert_eq!((found.rows, found.end), (expected.rows, expected.end));
+            }
 
             let above = self.owned[n].some_task(&mut self.dice).and_then(|task| task.place.level());
             let above = above.unwrap_or(Level::ZERO);

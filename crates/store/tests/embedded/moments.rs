@@ -25,7 +25,7 @@ fn task() -> Task {
         lane: LANE,
         place: Place::Lane(level(1)),
         key: Key::shared(),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
         attempt: 1,
         max_attempts: 1_000,
         lost: 0,

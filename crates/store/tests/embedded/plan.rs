@@ -3,17 +3,18 @@
 //!
 //! Commit n accepts five tasks. The first of them is put off three commits later, after a try that came to
 //! nothing, and due two commits after that; the second is set aside four commits later (and brought back in the
-//! next, every other time), and somebody wants it stopped; the last one waits for a time, for ten commits. Thirty
-//! commits later all but the fourth end, the ends of the first and the third are remembered, for thirty more. The
-//! fourth ends a hundred and twenty commits later; the lane's ack level follows that one, and that of the timers
-//! follows every fourth commit.
+//! next, every other time), and somebody wants it stopped; the third is parked every other time, and placed eight
+//! commits later, or never; the last one waits for a time, for ten commits. Thirty commits later all but the
+//! fourth end, the ends of the first and the third are remembered, for thirty more. The fourth ends a hundred and
+//! twenty commits later; the lane's ack level follows that one, and that of the timers follows every fourth
+//! commit.
 
-use evenhand_core::backlog::{Charge, Cost, Level, VTime, Weight};
+use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, SettingsRecord,
-    ShelfRecord, Timed, TimerRow, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, ParkedRecord, Place, QueueRecord, RequestIds, RequestRecord,
+    SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
-use evenhand_core::life::{End, Outcome};
+use evenhand_core::life::{End, Outcome, Terms};
 use evenhand_core::names::{
     Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId, TaskId,
 };
@@ -27,14 +28,15 @@ pub(crate) const LANE: LaneId = LaneId { queue: QueueId(0), priority: Priority(5
 /// Tasks that a commit accepts.
 const TASKS: u64 = 5;
 /// Seqs that a commit uses beside one for each task: where the first waits for its backoff, and where it then
-/// waits for its next try; where the second comes back to; where the last one waits when its time has come; and
-/// the timers that forget the first and the third.
+/// waits for its next try; where the second comes back to; where the last one waits when its time has come; the
+/// timers that forget the first and the third; and where that one is placed.
 const OFF: u64 = TASKS;
 const AGAIN: u64 = TASKS + 1;
 const BACK: u64 = TASKS + 2;
 const DUE: u64 = TASKS + 3;
 const FORGET: [u64; 2] = [TASKS + 4, TASKS + 5];
-const SEQS: u64 = TASKS + 6;
+const PLACED: u64 = TASKS + 6;
+const SEQS: u64 = TASKS + 7;
 
 /// The number of the last commit, by the counter of seqs that it wrote.
 pub(crate) fn last_commit(next_seq: u64) -> u64 {
@@ -61,17 +63,24 @@ fn timer(commit: u64, seq: u64) -> Level {
 /// A task as it was accepted.
 fn task(commit: u64, place: u64) -> Task {
     let id = seq(commit, place);
-    let at = if place == 4 { Place::Timer(timer(commit + 10, id)) } else { Place::Lane(level(id)) };
+    let at = match place {
+        2 if is_parked(commit) => Place::Parked(level(id)),
+        4 => Place::Timer(timer(commit + 10, id)),
+        _ => Place::Lane(level(id)),
+    };
+    let terms = place == 2 && commit.is_multiple_of(3);
+    let terms = terms.then(|| Terms { expected_ms: commit, ..Terms::default() }.into());
+    let chained = matches!(at, Place::Lane(_));
     Task {
         id: TaskId(id),
         lane: LANE,
         place: at,
         key: key(id),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: place != 4 },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained, timed: false },
         attempt: 1,
         max_attempts: 5,
         lost: 0,
-        terms: None,
+        terms,
         replay_of: None,
         accepted: Millis(commit),
         max_duration_ms: 0,
@@ -153,6 +162,25 @@ fn comes_back(commit: u64) -> bool {
     commit.is_multiple_of(2)
 }
 
+/// Whether the third task of a commit is parked when it is accepted, and whether it is placed then.
+fn is_parked(commit: u64) -> bool {
+    commit.is_multiple_of(2)
+}
+
+fn is_placed(commit: u64) -> bool {
+    commit.is_multiple_of(4)
+}
+
+/// The third task of a commit as it is in the end.
+fn third(commit: u64) -> Task {
+    let task = task(commit, 2);
+    if !is_placed(commit) {
+        return task;
+    }
+    let charge = Charge { cost: Cost::of_ms(commit), chained: true, timed: true, ..task.charge };
+    Task { charge, place: Place::Lane(level(seq(commit + 8, PLACED))), ..task }
+}
+
 /// The last task of a commit when its time has come.
 fn last(commit: u64) -> Task {
     let task = task(commit, 4);
@@ -178,6 +206,9 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
             changes.push(moved(&at(&task(n - 5, 1), Place::Aside), &second(n - 5)));
         }
     }
+    if n > 8 && is_placed(n - 8) {
+        changes.push(moved(&task(n - 8, 2), &third(n - 8)));
+    }
     if n > 10 {
         changes.push(moved(&task(n - 10, 4), &last(n - 10)));
     }
@@ -185,7 +216,10 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
         let of = n - 30;
         changes.extend(remembered(n, &put_off(of)[1], seq(n, FORGET[0])));
         changes.push(finished(&second(of), true, None));
-        changes.extend(remembered(n, &task(of, 2), seq(n, FORGET[1])));
+        changes.extend(remembered(n, &third(of), seq(n, FORGET[1])));
+        if let Place::Parked(level) = third(of).place {
+            changes.push(Change::Unparked { lane: LANE, key: third(of).key, level });
+        }
         changes.push(finished(&last(of), false, None));
     }
     if n > 40 && n.is_multiple_of(3) {
@@ -223,7 +257,9 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
         due: vtime,
         rows: n as u32,
         chained: 1,
-        refund: VTime::ZERO,
+        refund: if n.is_multiple_of(3) { vtime } else { VTime::ZERO },
+        credit: if n.is_multiple_of(4) { vtime } else { VTime::ZERO },
+        average: Average::from_bits(n / 2 % 3 * n),
         weight: Weight::ONE,
     };
     changes.push(Change::Key { lane: LANE, key: key(n), record: Some(record) });
@@ -235,8 +271,16 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
             (!n.is_multiple_of(9)).then(|| Weight::from_thousandths(1_000 + n as u32 % 999).unwrap());
         changes.push(Change::Override { queue: LANE.queue, key: key(n / 9), weight });
     }
+    if n.is_multiple_of(2) {
+        let shelf = ShelfRecord { ack: Level::ZERO, max: level(task(n, 2).id.0) };
+        let record = (!n.is_multiple_of(6)).then_some(ParkedRecord { rows: n, shelf });
+        changes.push(Change::Parked { lane: LANE, key: key(n / 6), record });
+        let (of, paused) = if n.is_multiple_of(4) { (n / 4, true) } else { (n / 4 + 3, false) };
+        changes.push(Change::Paused { queue: LANE.queue, key: key(of), paused });
+    }
     let totals = Totals { accepted: n * TASKS, ..Totals::default() };
-    let record = QueueRecord { name: QueueName::new("render").unwrap(), totals };
+    let (name, average) = (QueueName::new("render").unwrap(), Average::from_bits(n / 100));
+    let record = QueueRecord { name, totals, average };
     changes.push(Change::Queue { queue: LANE.queue, record });
     changes.push(Change::Seq { next: seq(n + 1, 0) });
     changes

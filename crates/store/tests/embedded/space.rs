@@ -25,7 +25,7 @@ fn accepted(id: u64) -> Change {
         lane: LANE,
         place: Place::Lane(level(id)),
         key: Key::shared(),
-        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true },
+        charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
         attempt: 1,
         max_attempts: 1,
         lost: 0,

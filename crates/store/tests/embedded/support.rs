@@ -1,6 +1,7 @@
 //! Stores in scratch directories, all that is in them, what the committer must have left there, and the
 //! committer itself.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use evenhand_core::backlog::Level;
 use evenhand_core::change::{Place, Timed, TimerRow};
-use evenhand_core::names::{Epoch, LaneId, ShardId, TaskId};
+use evenhand_core::names::{Epoch, Key, LaneId, ShardId, TaskId};
 use evenhand_core::{Metadata, Row, Task};
 use evenhand_store::embedded::Options;
 use evenhand_store::{Embedded, History, Memory, Store, StoreError, Wanted, ready};
@@ -70,6 +71,8 @@ pub(crate) struct Contents {
     pub(crate) metadata: Metadata,
     pub(crate) rows: Vec<(LaneId, Row)>,
     pub(crate) timers: Vec<TimerRow>,
+    /// Beside those lanes, of every key that is known of anywhere.
+    pub(crate) parked: Vec<(LaneId, Row)>,
     pub(crate) tasks: Vec<Task>,
     /// Of every task that has one.
     pub(crate) histories: Vec<(TaskId, History)>,
@@ -91,6 +94,8 @@ pub(crate) async fn read_all<S: Store>(
     metadata.aside.sort_by_key(|task| task.id);
     metadata.requests.sort_by_key(|(key, _)| *key);
     metadata.canceling.sort();
+    metadata.parked.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    metadata.paused.sort();
     metadata.settings.sort_by_key(|(queue, _)| *queue);
     let mut rows = Vec::new();
     for &lane in lanes {
@@ -132,12 +137,28 @@ pub(crate) async fn read_all<S: Store>(
     for task in tasks.iter().filter(|task| task.attempt > 1 || task.place == Place::Over) {
         histories.push((task.id, store.read_history(shard, task.id).await?));
     }
-    Ok((taken.epoch, Contents { metadata, rows, timers, tasks, histories }))
+    let keys: BTreeSet<&Key> =
+        tasks.iter().map(|task| &task.key).chain(metadata.keys.iter().map(|(_, key, _)| key)).collect();
+    let mut parked = Vec::new();
+    for (&lane, key) in lanes.iter().flat_map(|lane| keys.iter().map(move |key| (lane, *key))) {
+        let mut above = Level::ZERO;
+        loop {
+            let page = store.read_parked(shard, lane, key.clone(), above, limit).await?;
+            assert!(page.end || page.rows.len() == limit, "a page before the end is full");
+            assert!(page.rows.is_sorted_by(|a, b| a.level < b.level), "parked rows come in order");
+            above = page.rows.last().map_or(above, |row| row.level);
+            parked.extend(page.rows.into_iter().map(|row| (lane, row)));
+            if page.end {
+                break;
+            }
+        }
+    }
+    Ok((taken.epoch, Contents { metadata, rows, timers, parked, tasks, histories }))
 }
 
 impl Contents {
-    /// Each task must be in exactly one place: in its lane as its record says, among the timers, set aside, or
-    /// over.
+    /// Each task must be in exactly one place: in its lane as its record says, parked beside it, among the timers,
+    /// set aside, or over.
     pub(crate) fn check(&self) {
         let mut waiting: Vec<_> =
             self.tasks.iter().filter_map(|task| Some((task.lane, task.row()?))).collect();
@@ -153,6 +174,15 @@ impl Contents {
         let mut scheduled: Vec<_> = scheduled.collect();
         scheduled.sort_by_key(|timer| timer.at);
         assert_eq!(due.collect::<Vec<_>>(), scheduled, "the timers, and what the tasks' records say of them");
+        let shelved = self.tasks.iter().filter_map(|task| match task.place {
+            Place::Parked(level) => Some((task.lane, task.row_at(level))),
+            Place::Lane(_) | Place::Timer(_) | Place::Aside | Place::Over => None,
+        });
+        let mut shelved: Vec<_> = shelved.collect();
+        shelved.sort_by(|(a, x), (b, y)| (a, &x.key, x.level).cmp(&(b, &y.key, y.level)));
+        let mut parked = self.parked.clone();
+        parked.sort_by(|(a, x), (b, y)| (a, &x.key, x.level).cmp(&(b, &y.key, y.level)));
+        assert_eq!(parked, shelved, "the parked rows, and what the tasks' records say of them");
         let over: Vec<_> =
             self.tasks.iter().filter(|task| task.place == Place::Over).map(|task| task.id).collect();
         let ended = self.histories.iter().filter(|(_, history)| history.end.is_some()).map(|(id, _)| *id);
