@@ -12,13 +12,14 @@
 //! 4. A worker is lost in one commit with the ends of its runs.
 //!
 //! Agreement among the workers themselves, for stores that cannot be trusted to be the newest copy, will be
-//! a second witness beside rule 3: [`Owner::look_at_gate`] is its place.
+//! a second witness beside rule 3: [`worker_set`] decides it, and [`Owner::look_at_gate`] is its place.
 //!
 //! Read [`messages`] for what goes in and out, [`health`] for the times, `members` for who may have a seat.
 
 pub mod health;
 mod members;
 pub mod messages;
+pub mod worker_set;
 
 use std::collections::{BTreeMap, BTreeSet};
 
