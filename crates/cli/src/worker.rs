@@ -137,7 +137,7 @@ pub(crate) fn commands(server: &str, command: Vec<OsString>) -> Commands {
 pub(crate) fn guardian(args: GuardianArgs) -> ExitCode {
     let server = args.server.server().to_string();
     evenhand::guardian::main_of_guardian(async move |instance: Instance| {
-        evenhand::say_dead(&server, &instance).await;
+        evenhand::say_dead(&server, &instance, false).await;
     })
 }
 

@@ -124,7 +124,7 @@ pub(crate) enum FromWorker {
     Output { task: TaskId, fence: Fence, lines: Vec<String>, dropped: u64 },
     Progress { task: TaskId, fence: Fence, progress: v1::Progress },
     Closed { session: SessionId },
-    Dead { seat: Seat, token: u64, process: u64 },
+    Dead { seat: Seat, token: u64, process: u64, drained: bool },
     Stop,
 }
 

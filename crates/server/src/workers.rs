@@ -62,7 +62,8 @@ impl WorkerSessions for Workers {
         let said = request.into_inner();
         let seat = speaks(said.protocol, said.shard).and_then(|()| Seat::new(&said.seat));
         let seat = seat.map_err(|refusal| errors::status(&refusal))?;
-        let message = FromWorker::Dead { seat, token: said.token, process: said.process_life };
+        let v1::DeadRequest { token, process_life: process, drained, .. } = said;
+        let message = FromWorker::Dead { seat, token, process, drained };
         match self.mailbox.hear(message).await {
             true => Ok(Response::new(v1::DeadResponse {})),
             false => Err(errors::status(&mailbox::stopping())),

@@ -107,6 +107,8 @@ pub enum Input {
         token: u64,
         /// The process life.
         process: u64,
+        /// It drained: all its ends have been acknowledged, and what else it is thought to run, it never started.
+        drained: bool,
     },
     /// The server wants to stop in good order.
     Stop,

@@ -192,7 +192,9 @@ impl Owner {
                 }
             }
             Input::Closed { session } => self.on_closed(session, effects),
-            Input::Dead { seat, token, process } => self.on_dead(&seat, token, process, effects),
+            Input::Dead { seat, token, process, drained } => {
+                self.on_dead(&seat, token, process, drained, effects);
+            }
             Input::Stop => self.on_stop(effects),
             Input::Tick => self.on_tick(effects),
         }
@@ -526,12 +528,23 @@ impl Owner {
         self.feed(shard_messages::Input::Slots { worker, slots, queues }, effects);
     }
 
-    fn on_dead(&mut self, seat: &Seat, token: u64, process: u64, effects: &mut Vec<Effect>) {
-        let dead = |member: &Member| member.token == token && member.life.process <= process;
-        if !self.stopping && self.members.get(seat).is_some_and(dead) {
-            self.lose(seat, "it has ended, with all its runs", effects);
-            self.look_at_gate(effects);
+    fn on_dead(&mut self, seat: &Seat, token: u64, process: u64, drained: bool, effects: &mut Vec<Effect>) {
+        let Some(member) = self.members.get_mut(seat) else { return };
+        if self.stopping || member.token != token || member.life.process > process {
+            return;
         }
+        if drained {
+            // Starts were on their way when it ended. What they free must not come to it again.
+            member.slots = 0;
+            let worker = member.worker;
+            self.offer(seat, effects);
+            let runs: Vec<_> = self.shard.runs_of(worker).map(|run| (run.task, run.fence)).collect();
+            for (task, fence) in runs {
+                self.feed(shard_messages::Input::Refused { worker, task, fence }, effects);
+            }
+        }
+        self.lose(seat, "it has ended, with all its runs", effects);
+        self.look_at_gate(effects);
     }
 
     /// A worker is gone, and none of its runs is alive.

@@ -247,7 +247,7 @@ impl Server {
     }
 
     fn dead(&mut self, seat: &str, token: u64, process: u64) -> Vec<Effect> {
-        self.tell(Input::Dead { seat: Seat::new(seat).unwrap(), token, process })
+        self.tell(Input::Dead { seat: Seat::new(seat).unwrap(), token, process, drained: false })
     }
 
     fn wait_saved(&self, seat: &str) -> u64 {
@@ -471,6 +471,19 @@ fn a_guardian_says_that_a_worker_is_dead_and_speaks_for_its_own_alone() {
     let effects = w1.hello(&mut server);
     let stop = |effect: &Effect| matches!(effect, Effect::Shard(shard_messages::Effect::Stop { fence, .. }) if *fence == run.fence);
     assert!(effects.iter().any(stop));
+}
+
+/// A start that was on its way to a worker that had drained cost the task one of its lost runs, and a backoff.
+#[test]
+fn a_start_that_was_on_its_way_to_a_drained_worker_costs_the_task_nothing() {
+    let (mut server, _, run) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    let dead = Input::Dead { seat: Seat::new("w1").unwrap(), token: 1, process: 1, drained: true };
+    let effects = server.tell(dead);
+    assert_eq!(lost(&effects).len(), 1);
+    let again = started(&effects).pop().unwrap();
+    assert_eq!((again.task, again.attempt), (run.task, 1));
 }
 
 // Scenario 36.

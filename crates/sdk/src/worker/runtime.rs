@@ -199,7 +199,7 @@ impl<R: Runner> Runtime<R> {
         let Runtime { runner, instance, server, .. } = self;
         runner.end().await;
         // All its processes are gone: the server need not wait to find out.
-        say_dead(&server, &instance).await;
+        say_dead(&server, &instance, result.is_ok()).await;
         result
     }
 
@@ -238,6 +238,14 @@ impl<R: Runner> Runtime<R> {
             let full = self.link.as_ref().filter(|_| has_news(&self.news)).map(|link| link.out.clone());
             tokio::select! {
                 biased;
+                // First, so that nothing is taken after it was asked to take nothing.
+                told = drain.next() => match told {
+                    Told::Drain => {
+                        info!("draining: no more work is taken, what runs goes on");
+                        self.step(Input::Drain, &mut effects);
+                    }
+                    Told::Quit => return Err(quit().into()),
+                },
                 down = incoming(&mut self.link) => match down {
                     Ok(down) => self.on_down(down, &mut effects),
                     Err(why) => self.on_broken(&why, &mut effects),
@@ -250,13 +258,6 @@ impl<R: Runner> Runtime<R> {
                 }
                 () = room(full) => {}
                 () = board.said(), if tells => {}
-                told = drain.next() => match told {
-                    Told::Drain => {
-                        info!("draining: no more work is taken, what runs goes on");
-                        self.step(Input::Drain, &mut effects);
-                    }
-                    Told::Quit => return Err(quit().into()),
-                },
                 () = tokio::time::sleep(Duration::from_millis(sleep)) => {}
             }
             // What else has happened meanwhile goes into the same message.
@@ -658,9 +659,10 @@ async fn room(full: Option<mpsc::Sender<v1::Up>>) {
     }
 }
 
-/// Tells a server that this life of a seat is over and nothing of it is left, so that it does not wait. Tries for a
-/// moment; the server finds out by itself otherwise.
-pub async fn say_dead(server: &str, instance: &Instance) {
+/// Tells a server that this life of a seat is over and nothing of it is left, so that it does not wait; and whether it
+/// drained, so that what was on its way to it counts as never started. Tries for a moment; the server finds out by
+/// itself otherwise.
+pub async fn say_dead(server: &str, instance: &Instance, drained: bool) {
     let said = async {
         let mut grpc = sessions(server).ok()?;
         loop {
@@ -670,6 +672,7 @@ pub async fn say_dead(server: &str, instance: &Instance) {
                 seat: instance.seat.clone(),
                 token: instance.token,
                 process_life: instance.life,
+                drained,
             };
             match grpc.dead(request).await {
                 Ok(_) => return Some(()),

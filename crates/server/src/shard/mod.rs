@@ -528,8 +528,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 self.unlink(session);
                 self.step(Input::Closed { session }, effects);
             }
-            FromWorker::Dead { seat, token, process } => {
-                self.step(Input::Dead { seat, token, process }, effects);
+            FromWorker::Dead { seat, token, process, drained } => {
+                self.step(Input::Dead { seat, token, process, drained }, effects);
             }
             FromWorker::Stop => {
                 self.stopping = true;

@@ -44,6 +44,8 @@ pub(super) struct Process {
     pub(super) alive: bool,
     /// The lock is free: the process and all its runs are gone.
     released: bool,
+    /// It ended because it had drained.
+    drained: bool,
     pub(super) paused: bool,
     inbox: VecDeque<Fact>,
     /// Its latest wish to be woken, and that the time has come while it slept.
@@ -128,6 +130,7 @@ impl World {
             core,
             alive: true,
             released: false,
+            drained: false,
             paused: false,
             inbox: VecDeque::new(),
             wake: 0,
@@ -250,7 +253,8 @@ impl World {
                 }
                 return Ok(());
             }
-            Effect::Exit(Exit::Drained | Exit::Refused) => {
+            Effect::Exit(exit) => {
+                state.drained = exit == Exit::Drained;
                 self.process_ends(process, self.plan.kill_ms);
                 return Ok(());
             }
@@ -416,7 +420,7 @@ impl World {
             return Ok(());
         }
         let seat = self.places[state.place].name.clone();
-        let dead = OwnerInput::Dead { seat, token: state.token, process: state.life };
+        let dead = OwnerInput::Dead { seat, token: state.token, process: state.life, drained: state.drained };
         match self.current {
             Some(owner) => self.tell_owner(owner, dead),
             None => Ok(()),
