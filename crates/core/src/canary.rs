@@ -60,6 +60,8 @@ bugs! {
     TimeNotCounted = "a run's real time not counted where time is shared",
     PlacedAtOnce = "a backlog that shares time placed all at once",
     CreditNotGiven = "a run's time that was charged and not taken not given back",
+    NewWorkerNotRequired = "a new worker given work before the others require it",
+    UnhealthyNotAsked = "workers that know no set not asked for consensus",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }

@@ -107,6 +107,27 @@ impl fmt::Display for LaneId {
     }
 }
 
+/// An owner's time with a shard. The nonce tells two apart that have the same epoch, because the store was set back
+/// to an old copy in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Drawn at random.
+    pub nonce: u64,
+}
+
+/// A set of workers, as an owner told it to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WorkerSetId {
+    /// Whose it is.
+    pub incarnation: Incarnation,
+    /// Which of its sets, counted.
+    pub version: u64,
+    /// Over the seats and lives of all who are in it, in any order.
+    pub hash: u64,
+}
+
 /// Identifies one run of a task for ever: a later run of the same task has a higher fence. It grows
 /// without a write, because the epoch does the durable part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -19,6 +19,7 @@
 pub mod health;
 mod members;
 pub mod messages;
+mod worker_set;
 
 use std::collections::{BTreeMap, BTreeSet};
 
