@@ -61,6 +61,8 @@ bugs! {
     PlacedAtOnce = "a backlog that shares time placed all at once",
     CreditNotGiven = "a run's time that was charged and not taken not given back",
     NewWorkerNotRequired = "a new worker given work before the others require it",
+    SetKept = "a worker that keeps the worker set past its lease",
+    SetToldWhileShut = "worker sets told while the gate is shut",
     UnhealthyNotAsked = "workers that know no set not asked for consensus",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",

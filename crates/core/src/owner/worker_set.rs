@@ -75,6 +75,16 @@ impl WorkerSet {
         WorkerSetId { incarnation: self.incarnation, version: self.version, hash: self.hash }
     }
 
+    /// Something has changed since it was found out who requires whom.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// Whether a worker has shown to know the set as it is now.
+    pub(crate) fn knows_all(&self, worker: WorkerId) -> bool {
+        self.entries.get(&worker).is_some_and(|entry| entry.known == Some(self.version))
+    }
+
     pub(crate) fn contains(&self, worker: WorkerId) -> bool {
         self.entries.get(&worker).is_some_and(|entry| entry.lost.is_none())
     }
