@@ -82,6 +82,8 @@ pub const PARKED_IN_MEMORY: usize = 200_000;
 pub const SHELF_MIN: usize = 16;
 /// And at most so many.
 pub const SHELF_MAX: usize = 500;
+/// Most reads of shelves that one step asks for: after a restart there may be many to read.
+pub const SHELF_READS: usize = 256;
 /// Most rows of one lane: the rows of one key are counted in 32 bits, and one key may have them all.
 pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
 /// Most weights by override in one queue: they stay in memory for good.

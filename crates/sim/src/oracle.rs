@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evenhand_core::backlog::{Average, Level, VTime};
+use evenhand_core::backlog::{Level, VTime};
 use evenhand_core::change::{KeyRecord, LaneRecord, Place, Timed};
 use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, RequestKey, TaskId};
 use evenhand_core::timers::due_at;
@@ -38,6 +38,8 @@ pub struct Oracle {
     named: BTreeMap<RequestKey, Named>,
     /// The highest F ever saved for a key, and A and V for a lane.
     finishes: BTreeMap<(LaneId, Key), VTime>,
+    /// Keys of which a task's time was charged ahead: their F may fall.
+    timed: BTreeSet<(LaneId, Key)>,
     lanes: BTreeMap<LaneId, (Level, VTime)>,
     epoch: Epoch,
     /// Runs that started.
@@ -185,11 +187,17 @@ impl Oracle {
                 Change::Accepted(task) => {
                     self.stored.insert(task.id);
                     self.stores_named(task)?;
+                    if task.charge.timed {
+                        self.timed.insert((task.lane, task.key.clone()));
+                    }
                     if task.place.level().is_some() {
                         charge(task.lane, &task.key, task.charge.span());
                     }
                 }
                 Change::Moved { lane, from, to, row, tried } => {
+                    if row.charge.timed {
+                        self.timed.insert((*lane, row.key.clone()));
+                    }
                     if let (Place::Lane(_) | Place::Timer(_) | Place::Parked(_), Place::Lane(_)) = (from, to)
                     {
                         charge(*lane, &row.key, row.charge.span());
@@ -266,9 +274,8 @@ impl Oracle {
                     let owed = charged.remove(&at).unwrap_or_default();
                     // What its parked rows were charged is given back when the last row has left, and what its
                     // runs took less than they were charged.
-                    let given =
-                        |record: &KeyRecord| has_refund(record) || record.average != Average::default();
-                    if parked.contains(&at) || given(record) || before.keys.get(&at).is_some_and(given) {
+                    let refunded = before.keys.get(&at).is_some_and(has_refund);
+                    if parked.contains(&at) || refunded || self.timed.contains(&at) {
                         self.finishes.remove(&at);
                         continue;
                     }

@@ -226,6 +226,14 @@ impl Places {
         self.touch(ix);
     }
 
+    /// A row whose time was charged ahead will not run: it took none.
+    pub(crate) fn uncharge(&mut self, key: &Key, charge: Charge) {
+        if let Some(ix) = self.keys.find(key).filter(|_| charge.timed) {
+            self.keys.get_mut(ix).credit += charge.span();
+            self.touch(ix);
+        }
+    }
+
     /// F falls by what the key has been charged too much, but not below its last row that waits: its tasks
     /// keep their order.
     fn give_back_credit(&mut self, ix: KeyIx) {
@@ -314,6 +322,9 @@ impl Places {
         state.rows = state.rows.saturating_sub(1);
         state.chained = state.chained.saturating_sub(u32::from(chained));
         self.rows = self.rows.saturating_sub(1);
+        if state.rows == 0 {
+            state.finish = state.finish - std::mem::take(&mut state.credit);
+        }
         let (rows, finish, alarmed) = (state.rows, state.finish, state.alarmed);
         self.touch(ix);
         if rows == 0 && !alarmed {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Alarm, Shard};
+use super::{Alarm, Part, Shard};
 use crate::backlog::{Charge, Cost, Entry, Level, VTime, Weight};
 use crate::bounds;
 use crate::change::{Change, Place, RequestIds, RequestRecord, Task, Timed};
@@ -261,7 +261,7 @@ impl Shard {
             if let Some(key) = places.keys().find(&task.key) {
                 places.set_weight(key, Some(new.weight), over);
             }
-            let row = self.shelve(lane_id, task.row_at(Level::ZERO), id.0);
+            let row = self.shelve(lane_id, task.row_at(Level::ZERO), id.0, Part::Last);
             task.place = Place::Parked(row.level);
         } else {
             let commit = self.batch.id;

@@ -20,8 +20,10 @@ pub(super) struct Batch {
     pub(super) timers: Vec<(Level, TaskId, Timed)>,
     /// Rows that join the shelves of their keys.
     pub(super) parked: Vec<(ParkedKey, Level, Row)>,
-    /// Rows that it parks or brings back, or that expire as they are met.
+    /// Rows that it parks, or that expire as they are met.
     pub(super) parks: usize,
+    /// Rows that it brings back from shelves.
+    pub(super) returns: usize,
     /// Effects that are emitted when it is durable.
     then: Vec<Effect>,
     /// The last seq that was handed out when it was sealed.
@@ -31,7 +33,17 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new(id: CommitId) -> Batch {
         let (rows, timers, then) = (Vec::new(), Vec::new(), Vec::new());
-        Batch { id, changes: Vec::new(), rows, timers, parked: Vec::new(), parks: 0, then, last_seq: 0 }
+        Batch {
+            id,
+            changes: Vec::new(),
+            rows,
+            timers,
+            parked: Vec::new(),
+            parks: 0,
+            returns: 0,
+            then,
+            last_seq: 0,
+        }
     }
 
     /// How much it makes us hold: changes while it is open, rows and answers until it is durable.

@@ -194,7 +194,8 @@ impl Shard {
     }
 
     /// The lane of this queue that goes next, if any has something to start now. A lane that has not
-    /// been read yet may hold a task that goes first, so lower priorities wait for it.
+    /// been read yet, or whose rows are on their way from a shelf, may hold a task that goes first, so lower
+    /// priorities wait for it.
     pub(crate) fn startable(&self, queue: QueueId) -> Option<LaneIx> {
         if self.settings_of(queue).paused {
             return None;
@@ -211,7 +212,8 @@ impl Shard {
             if lanes.clone().any(|(_, ix)| has(*ix)) {
                 return None; // what is held up here goes first all the same
             }
-            let unread = lanes.into_iter().any(|(_, ix)| window(ix).is_unread());
+            let to_come = |ix: &LaneIx| self.lanes[ix.0].places.to_come > 0;
+            let unread = lanes.into_iter().any(|(_, ix)| window(ix).is_unread() || to_come(ix));
             if unread && !self.canary.is(Bug::PriorityByArrival) {
                 return None;
             }
@@ -264,12 +266,14 @@ impl Shard {
 
         let queue_state = &mut self.queues[queue.0 as usize];
         queue_state.running += 1;
-        let share = VTime::share(entry.charge.cost, weights);
+        // Lanes and queues take turns by tasks: how long one takes is not known yet, and a caller may say anything.
+        let cost = entry.charge.asked().cost;
+        let share = VTime::share(cost, weights);
         queue_state.turns.entry(lane.priority).or_default().charge(lane.class, share);
 
         self.hold_slot(id);
         if let Some(worker) = self.workers.get_mut(&id) {
-            worker.charge(queue, entry.charge.cost);
+            worker.charge(queue, cost);
         }
         let live = LiveRun { run: run.clone(), worker: id, in_lane: Some(entry.key), cancel: false };
         self.runs.insert(entry.task, live);
@@ -300,6 +304,7 @@ impl Shard {
             last: None,
             result: [].into(),
         };
+        lane.places.uncharge(&over.key, charge);
         lane.withdraw(level, charge, key);
         self.made_room(over.lane, &over.key);
         self.task_changed(over.task);

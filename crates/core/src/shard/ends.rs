@@ -46,7 +46,8 @@ impl Shard {
                 self.lanes[ix.0].places.raise_vtime(run.level.pass());
             }
             let Run { task, fence, attempt, started, .. } = run;
-            self.on_ended(HeldEnd { worker, task, fence, attempt, started, end, ending }, effects);
+            let level = Some(run.level);
+            self.on_ended(HeldEnd { worker, task, fence, attempt, started, level, end, ending }, effects);
         }
     }
 
@@ -227,7 +228,10 @@ impl Shard {
         match life::after(State::Running { canceled: live.cancel }, Event::Refused, NO_TRIES) {
             Next::Queue => {}
             // Canceled before it began.
-            Next::Finish(_) => return self.end_run(task, End::Failed, &Ending::default(), None, effects),
+            Next::Finish(_) => {
+                self.uncharge_run(task);
+                return self.end_run(task, End::Failed, &Ending::default(), None, effects);
+            }
             Next::Retry | Next::Stop | Next::Again | Next::Stay | Next::Refuse => return,
         }
         let Some(live) = self.take_run(worker, task, fence) else { return };
@@ -236,6 +240,7 @@ impl Shard {
             // Its timer has come and gone while it ran, as it seemed.
             let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
             if let (Some(key), Some(ix)) = (live.in_lane, self.lane_of(run.lane)) {
+                self.lanes[ix.0].places.uncharge(&run.key, run.charge);
                 self.lanes[ix.0].settle(run.level, run.charge, key);
                 self.left_lane(ix);
             }
@@ -375,7 +380,8 @@ impl Shard {
         let run = &live.run;
         let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
         if end != End::Lost {
-            self.run_took(run.lane, &run.key, run.level.pass(), run.charge, run.started, ending);
+            let started = Some(run.started);
+            self.run_took(run.lane, &run.key, run.level.pass(), run.charge, started, ending);
         }
         if let Some(ix) = self.lane_of(run.lane) {
             if let Some(key) = live.in_lane {
@@ -412,13 +418,15 @@ impl Shard {
         key: &Key,
         pass: Pass,
         charge: Charge,
-        started: Millis,
+        started: Option<Millis>,
         ending: &Ending,
     ) {
         let Some(ix) = self.lane_of(lane).filter(|_| charge.timed) else { return };
-        // Its worker knows better: its word may have come late.
-        let since_ms = self.now.0.saturating_sub(started.0);
-        let took = Cost::of_ms(ending.ran_ms.unwrap_or(since_ms).min(since_ms));
+        // Its worker knows better: its word may have come late, and another owner's clock may have gone otherwise.
+        let since_ms = started.filter(|started| *started > Millis(0));
+        let since_ms = since_ms.map(|started| self.now.0.saturating_sub(started.0));
+        let Some(ms) = ending.ran_ms.or(since_ms) else { return };
+        let took = Cost::of_ms(ms);
         if self.canary.is(Bug::TimeNotCounted) {
             return;
         }
@@ -426,6 +434,17 @@ impl Shard {
         self.queues[lane.queue.0 as usize].record.average.learn(took);
         self.dirty_lanes.insert(ix);
         self.dirty_queues.insert(lane.queue);
+    }
+
+    /// A run never began, so it took no time, whatever was charged.
+    fn uncharge_run(&mut self, task: TaskId) {
+        let Some(live) = self.runs.get_mut(&task) else { return };
+        let charge = live.run.charge;
+        live.run.charge.timed = false;
+        if let Some(ix) = self.lane_index.get(&live.run.lane) {
+            self.lanes[ix.0].places.uncharge(&live.run.key, charge);
+            self.dirty_lanes.insert(*ix);
+        }
     }
 
     /// Records a task's end.
@@ -765,9 +784,14 @@ impl Shard {
         if life::after(state, event, self.tries_of(task)) == Next::Stay {
             return;
         }
-        if let Place::Lane(level) = task.place {
-            let HeldEnd { started, ref ending, .. } = *held;
-            self.run_took(task.lane, &task.key, level.pass(), task.charge, started, ending);
+        let level = match task.place {
+            Place::Lane(level) => Some(level),
+            Place::Aside => held.level,
+            Place::Timer(_) | Place::Parked(_) | Place::Over => None,
+        };
+        if let Some(level) = level.filter(|_| !counted) {
+            let started = Some(held.started);
+            self.run_took(task.lane, &task.key, level.pass(), task.charge, started, &held.ending);
         }
         self.withdraw(task, true);
         let tried = Try {
@@ -793,6 +817,7 @@ impl Shard {
                         lane.adopt(level, task.id, key, task.charge);
                         lane.settle(level, task.charge, key);
                     } else {
+                        lane.places.uncharge(&task.key, task.charge);
                         lane.withdraw(level, task.charge, key);
                     }
                     self.made_room(task.lane, &task.key);

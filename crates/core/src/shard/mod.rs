@@ -20,7 +20,7 @@ mod timing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::backlog::{Average, KeyState, Lane, Turns, Weight};
+use crate::backlog::{Average, KeyState, Lane, Level, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
 use crate::change::{
@@ -36,6 +36,7 @@ use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
 use commits::Batch;
 pub use dispatch::LoopState;
+use parking::Part;
 pub(crate) use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
 
@@ -91,6 +92,8 @@ pub(crate) struct HeldEnd {
     attempt: u16,
     /// When the run was dispatched, if that is known.
     started: Millis,
+    /// Where its row stood then, if that is known.
+    level: Option<Level>,
     end: End,
     ending: Ending,
 }
@@ -145,6 +148,8 @@ pub struct Shard {
     /// Keys with rows that are parked, and those of them that are to be looked at.
     pub(crate) parked: BTreeMap<ParkedKey, Parked>,
     returning: BTreeSet<ParkedKey>,
+    /// The last that was looked at.
+    returned: Option<ParkedKey>,
     dirty_parked: BTreeSet<ParkedKey>,
     /// Attached tasks: whether somebody watches them, and until when somebody did.
     watched: BTreeMap<TaskId, (bool, Millis)>,
@@ -270,6 +275,7 @@ impl Shard {
             paused: BTreeSet::new(),
             parked: BTreeMap::new(),
             returning: BTreeSet::new(),
+            returned: None,
             dirty_parked: BTreeSet::new(),
             watched: BTreeMap::new(),
             began: None,
@@ -391,7 +397,8 @@ impl Shard {
             Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence, effects),
             Input::Ended { worker, task, fence, attempt, end, ending } => {
                 let started = self.runs.get(&task).map_or(Millis(0), |live| live.run.started);
-                self.on_ended(HeldEnd { worker, task, fence, attempt, started, end, ending }, effects)
+                let level = None;
+                self.on_ended(HeldEnd { worker, task, fence, attempt, started, level, end, ending }, effects)
             }
             Input::Lost { worker } => self.on_lost(worker, effects),
             Input::Member { worker, seat, record } => self.on_member(worker, seat, record, effects),
@@ -489,6 +496,11 @@ impl Shard {
     /// What a worker runs, as far as the shard knows.
     pub fn runs_of(&self, worker: WorkerId) -> impl Iterator<Item = &Run> {
         self.runs.values().filter(move |live| live.worker == worker).map(|live| &live.run)
+    }
+
+    /// All runs of a queue's tasks.
+    pub fn runs_in(&self, queue: QueueId) -> impl Iterator<Item = &Run> {
+        self.runs.values().map(|live| &live.run).filter(move |run| run.lane.queue == queue)
     }
 
     /// Runs of a worker that were canceled.

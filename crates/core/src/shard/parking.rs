@@ -13,6 +13,8 @@
 //! the lane any more ([`Places::parked`](crate::backlog)): the key then stands where its last task that ran has left
 //! it. If it may run again before that, nothing is given back, for its other rows stand where they stood.
 
+use std::ops::Bound;
+
 use super::reads::{LoadFor, foreign_task, retry_at};
 use super::timing::Placing;
 use super::{Alarm, LaneIx, Shard};
@@ -32,6 +34,13 @@ pub(crate) struct Parked {
     pub(crate) shelf: Shelf<Row>,
 }
 
+/// The two parts of a shelf. Rows that had a place already, or were tried, stand before all that had none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    First = 0,
+    Last = 1,
+}
+
 /// Which key, beside which lane.
 pub(crate) type ParkedKey = (LaneId, Key);
 
@@ -40,7 +49,9 @@ impl Shard {
         // Few keys may have many rows in memory, many keys have few.
         let share = bounds::PARKED_IN_MEMORY / (self.parked.len() + 1);
         let bound = self.bounds.window_rows.min(share.clamp(bounds::SHELF_MIN, bounds::SHELF_MAX));
-        let shelf = Shelf::restore(&record.shelf, bound, self.canary);
+        let mut shelf = Shelf::restore(&record.shelf, bound, self.canary);
+        // Rows of the first part may come at any time, behind all that there were.
+        shelf.open_from = Some(Level::numbered(Part::First as u64, 1));
         self.returning.insert((lane, key.clone()));
         self.parked.insert((lane, key), Parked { rows: record.rows, shelf });
     }
@@ -127,8 +138,8 @@ impl Shard {
     }
 
     /// Puts a row on its key's shelf. The change that says so is the caller's.
-    pub(super) fn shelve(&mut self, lane: LaneId, mut row: Row, seq: u64) -> Row {
-        row.level = Level::numbered(0, seq);
+    pub(super) fn shelve(&mut self, lane: LaneId, mut row: Row, seq: u64, part: Part) -> Row {
+        row.level = Level::numbered(part as u64, seq);
         row.charge = row.charge.asked();
         let at = (lane, row.key.clone());
         if !self.parked.contains_key(&at) {
@@ -150,10 +161,10 @@ impl Shard {
     }
 
     /// The same for a row that comes from elsewhere.
-    pub(super) fn park(&mut self, lane: LaneId, row: Row, from: Place, tried: Option<Try>) {
+    pub(super) fn park(&mut self, lane: LaneId, row: Row, from: Place, tried: Option<Try>, part: Part) {
         let seq = self.next_seq;
         self.next_seq += 1;
-        let row = self.shelve(lane, row, seq);
+        let row = self.shelve(lane, row, seq, part);
         let to = Place::Parked(row.level);
         self.batch.changes.push(Change::Moved { lane, from, to, row, tried });
     }
@@ -181,7 +192,7 @@ impl Shard {
         self.batch.parks += 1;
         self.task_changed(row.task);
         self.left_lane(ix);
-        self.park(id, row, Place::Lane(level), None);
+        self.park(id, row, Place::Lane(level), None, Part::First);
         true
     }
 
@@ -212,6 +223,9 @@ impl Shard {
         if let Some(ix) = self.lane_of(lane).filter(|_| may_run) {
             let places = &mut self.lanes[ix.0].places;
             places.to_come = places.to_come.saturating_sub(1);
+            if places.to_come == 0 {
+                self.wake(lane.queue); // less urgent ones may have waited for it
+            }
         }
     }
 
@@ -230,29 +244,43 @@ impl Shard {
         if !self.may_start() {
             return;
         }
-        while self.batch.parks < self.bounds.moves_per_commit
-            && let Some(at) = self.returning.pop_first()
+        let mut reads = 0;
+        while reads < bounds::SHELF_READS
+            && self.batch.returns < self.bounds.moves_per_commit
+            && let Some(at) = self.next_returning()
         {
             if self.key_is_paused(at.0.queue, &at.1) {
                 continue; // it is looked at again when it is not
             }
-            while self.batch.parks < self.bounds.moves_per_commit
+            while self.batch.returns < self.bounds.moves_per_commit
                 && self.has_room_beside(at.0, &at.1)
                 && let Some(parked) = self.parked.get_mut(&at)
                 && let Some((level, row)) = parked.shelf.window.start_first(|row| row.task, 0)
             {
-                self.batch.parks += 1;
+                self.batch.returns += 1;
                 self.task_changed(row.task);
                 // As new ones: at the places they would get if they came now.
                 let placing = if self.canary.is(Bug::ParkedCredit) { Placing::Again } else { Placing::New };
                 self.place_row_now(at.0, row, Place::Parked(level), None, placing);
                 self.unshelve(at.0, &at.1, level);
             }
-            self.ask_parked(&at, effects);
+            reads += usize::from(self.ask_parked(&at, effects));
             if self.is_due_back(&at) {
                 self.returning.insert(at); // as soon as this commit is sealed
             }
         }
+    }
+
+    /// The next key to be looked at. All have their turn: those that come first in the alphabet must not use up what one
+    /// commit can do.
+    fn next_returning(&mut self) -> Option<ParkedKey> {
+        let last = self.returned.take();
+        let after = last.map(|last| (Bound::Excluded(last), Bound::Unbounded));
+        let next = after.and_then(|after| self.returning.range(after).next());
+        let next = next.or_else(|| self.returning.first()).cloned()?;
+        self.returning.remove(&next);
+        self.returned = Some(next.clone());
+        Some(next)
     }
 
     /// Whether a row that is at hand may be given its place.
@@ -268,18 +296,20 @@ impl Shard {
         self.returning.contains(at)
     }
 
-    /// Asks for parked rows, if more of them should be known.
-    fn ask_parked(&mut self, at: &ParkedKey, effects: &mut Vec<Effect>) {
+    /// Asks for parked rows, if more of them should be known. True if it does.
+    fn ask_parked(&mut self, at: &ParkedKey, effects: &mut Vec<Effect>) -> bool {
         let Some(parked) = self.parked.get_mut(at).filter(|parked| parked.shelf.read_retry.is_none()) else {
-            return;
+            return false;
         };
-        let Some((above, limit)) = parked.shelf.window.wants_read(self.bounds.page_rows) else { return };
+        let wanted = parked.shelf.window.wants_read(self.bounds.page_rows);
+        let Some((above, limit)) = wanted else { return false };
         let load = LoadId(self.next_load);
         self.next_load += 1;
         parked.shelf.window.read_asked(load);
         self.loads.insert(load, LoadFor::Parked(at.clone()));
         let (lane, key) = at.clone();
         self.after_commit(Effect::LoadParked { load, lane, key, above, limit }, effects);
+        true
     }
 
     pub(super) fn on_parked_loaded(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::ends::NO_TRIES;
 use super::reads::Waiter;
-use super::{LaneIx, Shard};
+use super::{LaneIx, Part, Shard};
 use crate::backlog::{Charge, Cost, Entry, KeyIx, Level};
 use crate::canary::Bug;
 use crate::change::{Change, Place, Row, Share, Task, Timed, TimerRow, Try};
@@ -129,12 +129,12 @@ impl Shard {
         tried: Option<Try>,
         placing: Placing,
     ) {
-        let parked = match placing {
-            Placing::New => self.is_parked(lane, &row.key),
-            Placing::Again | Placing::Back => self.key_is_paused(lane.queue, &row.key),
+        let (parked, part) = match placing {
+            Placing::New => (self.is_parked(lane, &row.key), Part::Last),
+            Placing::Again | Placing::Back => (self.key_is_paused(lane.queue, &row.key), Part::First),
         };
         if parked {
-            self.park(lane, row, from, tried);
+            self.park(lane, row, from, tried, part);
         } else {
             self.place_row_now(lane, row, from, tried, placing);
         }
@@ -154,19 +154,21 @@ impl Shard {
         let places = &mut self.lanes[ix.0].places;
         let key = places.key(&row.key, row.charge.weight);
         places.set_weight(key, None, over);
-        let (cost, timed) = self.cost_of(ix, key, row.charge.asked().cost, row.terms.as_deref());
-        (row.charge.cost, row.charge.timed) = (cost, timed);
+        if placing != Placing::Back {
+            let (cost, timed) = self.cost_of(ix, key, row.charge.asked().cost, row.terms.as_deref());
+            row.charge =
+                Charge { cost, timed, weight: self.lanes[ix.0].places.keys().get(key).weight, ..row.charge };
+        }
         let lane = &mut self.lanes[ix.0];
         let behind = self.canary.is(Bug::RetryBehindBacklog);
         let pass = match placing {
             Placing::Again | Placing::Back if !behind => {
-                row.charge.weight = lane.places.keys().get(key).weight;
                 row.charge.chained = false;
                 lane.places.place_again(key, row.charge, lane.ack(), placing == Placing::Again)
             }
             Placing::New | Placing::Again | Placing::Back => {
-                let (pass, charge) = lane.places.place(key, cost, lane.ack());
-                row.charge = Charge { timed, ..charge };
+                let (pass, charge) = lane.places.place(key, row.charge.cost, lane.ack());
+                row.charge = Charge { timed: row.charge.timed, ..charge };
                 pass
             }
         };

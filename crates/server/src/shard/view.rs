@@ -149,8 +149,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
     fn held(&self, queue: QueueId) -> HashMap<&Key, u64> {
         let (shard, now) = (self.owner.shard(), self.shell.clock.now());
         let mut held: HashMap<&Key, u64> = HashMap::new();
-        let runs = self.owner.members().flat_map(|member| shard.runs_of(member.worker));
-        for run in runs.filter(|run| run.lane.queue == queue) {
+        for run in shard.runs_in(queue) {
             let ms = now.0.saturating_sub(run.started.0);
             *held.entry(&run.key).or_default() += self.shell.starts.of_late(ms, now);
         }
