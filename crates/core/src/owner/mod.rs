@@ -30,7 +30,6 @@ use crate::life::Ending;
 use crate::messages as shard_messages;
 use crate::names::{
     Epoch, Fence, Incarnation, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId,
-    WorkerSetId,
 };
 use crate::refusal::{Kind, Refusal};
 use crate::shard::Shard;
@@ -314,7 +313,7 @@ impl Owner {
             Some(_) if self.gate != Gate::Open => Some("the start gate is shut"),
             Some(_) if member.unsaved => Some("its join is being saved"),
             Some(_) if member.session.is_none() => Some("it is not connected"),
-            Some(_) if !member.required => Some("not all workers know of it yet"),
+            Some(_) if !member.required => Some("the others do not all know of it yet"),
             Some(Health::New) => Some("it has just joined, or refused a task"),
             Some(Health::Unhealthy | Health::MustDie) => Some("it is silent"),
             Some(Health::Healthy) if member.slots == 0 => Some("it offers no slots: it drains"),
@@ -682,7 +681,7 @@ impl Owner {
         let saved = !self.members.values().any(Member::is_absent) || self.canary.is(Bug::GateIgnoresAbsent);
         if saved && (self.newest || self.now >= self.safe_at) {
             self.open(effects);
-        } else if self.workers_agree() {
+        } else if !self.newest && self.workers_agree() {
             // Whoever has not come runs nothing: the others would not have agreed.
             let absent = self.members.iter().filter(|(_, member)| member.is_absent());
             for seat in absent.map(|(seat, _)| seat.clone()).collect::<Vec<Seat>>() {
