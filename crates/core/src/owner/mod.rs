@@ -21,6 +21,7 @@ mod members;
 pub mod messages;
 mod worker_set;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::{self, Bounds};
@@ -306,19 +307,23 @@ impl Owner {
     }
 
     /// Why a worker gets no work, if it gets none.
-    fn why_not(&self, member: &Member) -> Option<&'static str> {
-        match member.health {
+    fn why_not(&self, member: &Member) -> Option<Cow<'static, str>> {
+        let why = match member.health {
             None => Some("it has not been heard since this server started"),
             Some(_) if self.stopping => Some("this server is stopping"),
             Some(_) if self.gate != Gate::Open => Some("the start gate is shut"),
             Some(_) if member.unsaved => Some("its join is being saved"),
             Some(_) if member.session.is_none() => Some("it is not connected"),
-            Some(_) if !member.required => Some("the others do not all know of it yet"),
+            Some(_) if !member.required => {
+                let (unaware, all) = (self.set.unaware(member.worker), self.members.len());
+                return Some(format!("{unaware} of {all} workers do not know of it yet").into());
+            }
             Some(Health::New) => Some("it has just joined, or refused a task"),
             Some(Health::Unhealthy | Health::MustDie) => Some("it is silent"),
             Some(Health::Healthy) if member.slots == 0 => Some("it offers no slots: it drains"),
             Some(Health::Healthy) => None,
-        }
+        };
+        why.map(Cow::Borrowed)
     }
 
     // --- sessions ---
@@ -947,7 +952,7 @@ pub struct MemberView<'a> {
     /// Until it counts as lost, if it stays silent.
     pub lost_in_ms: u64,
     /// Why it gets no work, if it gets none.
-    pub why_not: Option<&'static str>,
+    pub why_not: Option<Cow<'static, str>>,
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ impl World {
             seed: self.options.hash_seed,
             store: StoreId(taken.epoch.0 + 7),
             nonce: self.owners.len() as u64,
-            newest: true,
+            newest: self.plan.newest,
         };
         let canary = self.bug.map_or_else(canary::Canary::default, canary::Canary::new);
         let mut effects = Vec::new();
