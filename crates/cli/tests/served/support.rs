@@ -404,12 +404,16 @@ impl WorkerProcess {
         found
     }
 
-    /// Kills the guardian and waits until the worker has another one.
+    /// Kills the guardian and waits until the worker has another one. If the guardian had not begun yet, the worker ends
+    /// instead: it cannot tell that from one that never will.
     pub(crate) fn kill_guardian(&mut self) {
         let (worker, killed) = (self.child.id(), self.guardian());
         signal(killed, Signal::KILL);
-        let next = || guardian_of(worker).filter(|guardian| *guardian != killed);
-        self.guardian = Some(eventually_some("there is another guardian", next));
+        self.guardian = None;
+        eventually("there is another guardian, or the worker has ended", || {
+            self.guardian = guardian_of(worker).filter(|guardian| *guardian != killed);
+            self.guardian.is_some() || self.has_ended().is_some()
+        });
     }
 
     pub(crate) fn kill(&mut self) {
