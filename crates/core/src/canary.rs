@@ -3,13 +3,13 @@
 //! constantly false and the compiler removes the bug.
 
 /// The bug that is switched on, if any.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Canary(#[cfg(feature = "canary")] Option<Bug>);
 
 macro_rules! bugs {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// Each deliberate bug of the core.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Bug { $($(#[$doc])* #[doc = $text] $name,)* }
 
         #[cfg(feature = "canary")]
@@ -61,9 +61,8 @@ bugs! {
     PlacedAtOnce = "a backlog that shares time placed all at once",
     CreditNotGiven = "a run's time that was charged and not taken not given back",
     NewWorkerNotRequired = "a new worker given work before the others require it",
-    SetKept = "a worker that keeps the worker set past its lease",
     SetToldWhileShut = "worker sets told while the gate is shut",
-    UnhealthyNotAsked = "workers that know no set not asked for consensus",
+    UnhealthyNotAsked = "silent workers not asked whether they require a new one",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }

@@ -13,6 +13,7 @@ pub mod day;
 mod disk;
 pub mod driver;
 pub mod fair;
+pub mod model;
 pub mod oracle;
 pub mod plan;
 mod reads;

@@ -19,7 +19,7 @@
 pub mod health;
 mod members;
 pub mod messages;
-mod worker_set;
+pub mod worker_set;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -490,10 +490,10 @@ impl Owner {
         member.unsaved = false;
         if let (Some(session), false) = (member.session, self.stopping) {
             let (store, thresholds) = (self.store, self.settings.thresholds);
-            if self.gate == Gate::Open {
+            let set = (self.gate == Gate::Open || self.canary.is(Bug::SetToldWhileShut)).then(|| {
                 self.set.join(worker, &seat, member.life);
-            }
-            let set = (self.gate == Gate::Open).then(|| self.set.id());
+                self.set.id()
+            });
             effects.push(Effect::Welcome { session, worker, store, thresholds, set });
             // What was to be stopped before it could be told.
             let stop = std::mem::take(&mut member.stop);
@@ -728,7 +728,11 @@ impl Owner {
         // With many workers it takes a while, and many of them speak.
         let pause_ms = if self.members.len() > FEW { PROPAGATE_MS } else { 0 };
         self.propagate_at = self.now.plus(pause_ms);
-        self.set.propagate();
+        let silent = |worker: WorkerId| {
+            let member = self.workers.get(&worker).and_then(|seat| self.members.get(seat));
+            !member.is_some_and(Member::is_healthy)
+        };
+        self.set.propagate(silent);
         let permitted =
             |seat: &&Seat| self.members.get(seat).is_some_and(|member| self.set.permits(member.worker));
         for seat in self.waiting.iter().filter(permitted).cloned().collect::<Vec<Seat>>() {

@@ -27,7 +27,7 @@ use crate::names::{Incarnation, Life, Seat, WorkerId, WorkerSetId};
 const LOST_KEPT: usize = 64;
 
 /// What is known of a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Entry {
     /// The version that it joined with.
     joined: u64,
@@ -41,8 +41,8 @@ struct Entry {
 }
 
 /// The set of an owner, and its history as far as it matters.
-#[derive(Clone, Debug)]
-pub(crate) struct WorkerSet {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WorkerSet {
     incarnation: Incarnation,
     version: u64,
     hash: u64,
@@ -57,7 +57,8 @@ pub(crate) struct WorkerSet {
 }
 
 impl WorkerSet {
-    pub(crate) fn new(incarnation: Incarnation, canary: Canary) -> WorkerSet {
+    /// An owner's set, with nobody in it.
+    pub fn new(incarnation: Incarnation, canary: Canary) -> WorkerSet {
         WorkerSet {
             incarnation,
             version: 0,
@@ -71,26 +72,27 @@ impl WorkerSet {
     }
 
     /// The set as it is now: what workers are told.
-    pub(crate) fn id(&self) -> WorkerSetId {
+    pub fn id(&self) -> WorkerSetId {
         WorkerSetId { incarnation: self.incarnation, version: self.version, hash: self.hash }
     }
 
     /// Something has changed since it was found out who requires whom.
-    pub(crate) fn is_dirty(&self) -> bool {
+    pub fn is_dirty(&self) -> bool {
         self.dirty
     }
 
     /// Whether a worker has shown to know the set as it is now.
-    pub(crate) fn knows_all(&self, worker: WorkerId) -> bool {
+    pub fn knows_all(&self, worker: WorkerId) -> bool {
         self.entries.get(&worker).is_some_and(|entry| entry.known == Some(self.version))
     }
 
-    pub(crate) fn contains(&self, worker: WorkerId) -> bool {
+    /// Whether a worker is in it.
+    pub fn contains(&self, worker: WorkerId) -> bool {
         self.entries.get(&worker).is_some_and(|entry| entry.lost.is_none())
     }
 
     /// A worker is counted on.
-    pub(crate) fn join(&mut self, worker: WorkerId, seat: &Seat, life: Life) {
+    pub fn join(&mut self, worker: WorkerId, seat: &Seat, life: Life) {
         if self.contains(worker) {
             return;
         }
@@ -104,7 +106,7 @@ impl WorkerSet {
     }
 
     /// A worker is gone. Whom it required still counts for those who require it.
-    pub(crate) fn lose(&mut self, worker: WorkerId) {
+    pub fn lose(&mut self, worker: WorkerId) {
         let Some(entry) = self.entries.get_mut(&worker).filter(|entry| entry.lost.is_none()) else { return };
         self.version += 1;
         entry.lost = Some(self.version);
@@ -115,7 +117,7 @@ impl WorkerSet {
     }
 
     /// A worker says which set it knows. One of another owner says nothing.
-    pub(crate) fn heard(&mut self, worker: WorkerId, id: Option<WorkerSetId>) {
+    pub fn heard(&mut self, worker: WorkerId, id: Option<WorkerSetId>) {
         let ours = |id: &WorkerSetId| id.incarnation == self.incarnation && id.version <= self.version;
         let Some(version) = id.filter(ours).map(|id| id.version) else { return };
         let Some(entry) = self.entries.get_mut(&worker).filter(|entry| entry.lost.is_none()) else { return };
@@ -127,7 +129,7 @@ impl WorkerSet {
     }
 
     /// All who are in the set know it, whatever they call it: they have agreed on it with each other.
-    pub(crate) fn all_know(&mut self) {
+    pub fn all_know(&mut self) {
         for entry in self.entries.values_mut().filter(|entry| entry.lost.is_none()) {
             entry.known = Some(self.version);
             entry.indirect = Some(self.version);
@@ -135,17 +137,18 @@ impl WorkerSet {
         self.dirty = true;
     }
 
-    /// Finds out what everybody requires. Cheap if nothing has changed.
-    pub(crate) fn propagate(&mut self) {
+    /// Finds out what everybody requires. Cheap if nothing has changed. `silent` tells whom an owner does not hear; they
+    /// count like all others.
+    pub fn propagate(&mut self, silent: impl Fn(WorkerId) -> bool) {
         if !std::mem::replace(&mut self.dirty, false) {
             return;
         }
         while self.propagate_once() {}
         let careless = self.canary.is(Bug::UnhealthyNotAsked);
-        let live = self.entries.values().filter(|entry| entry.lost.is_none());
-        // A set of which somebody knows nothing is required by nobody.
-        let all = live.filter(|entry| !careless || entry.known.is_some()).map(|entry| entry.indirect);
-        self.required = all.min().flatten();
+        let live = self.entries.iter().filter(|(_, entry)| entry.lost.is_none());
+        let asked = live.filter(|(worker, _)| !(careless && silent(**worker)));
+        // If of one nothing is known, nobody is required by all.
+        self.required = asked.map(|(_, entry)| entry.indirect).min().flatten();
     }
 
     /// One step: everybody requires what is required by those in the set that it requires so far. True if
@@ -179,7 +182,7 @@ impl WorkerSet {
     }
 
     /// Whether a worker may be given tasks for the first time, as far as [`WorkerSet::propagate`] has found.
-    pub(crate) fn permits(&self, worker: WorkerId) -> bool {
+    pub fn permits(&self, worker: WorkerId) -> bool {
         let Some(entry) = self.entries.get(&worker).filter(|entry| entry.lost.is_none()) else {
             return false;
         };
@@ -189,7 +192,7 @@ impl WorkerSet {
     }
 
     /// How many of those who live do not require a worker yet.
-    pub(crate) fn unaware(&self, worker: WorkerId) -> usize {
+    pub fn unaware(&self, worker: WorkerId) -> usize {
         let Some(joined) = self.entries.get(&worker).map(|entry| entry.joined) else { return self.live };
         let live = self.entries.values().filter(|entry| entry.lost.is_none());
         live.filter(|entry| entry.indirect.is_none_or(|version| version < joined)).count()
@@ -210,7 +213,7 @@ impl WorkerSet {
 
 /// Whether workers agree that they are all there are: each names the same set, and they are that set. Nobody agrees on
 /// nothing.
-pub(crate) fn agree<'a>(workers: impl IntoIterator<Item = (&'a Seat, Life, Option<WorkerSetId>)>) -> bool {
+pub fn agree<'a>(workers: impl IntoIterator<Item = (&'a Seat, Life, Option<WorkerSetId>)>) -> bool {
     let mut agreed: Option<WorkerSetId> = None;
     let mut hash = 0_u64;
     for (seat, life, id) in workers {

@@ -23,7 +23,7 @@ fn set() -> WorkerSet {
 
 /// Who gets tasks, of the first `n`.
 fn permitted(set: &mut WorkerSet, n: u64) -> Vec<u64> {
-    set.propagate();
+    set.propagate(|_| false);
     (1..=n).filter(|worker| set.permits(WorkerId(*worker))).collect()
 }
 
@@ -208,7 +208,7 @@ proptest! {
                     *known = version.max(*known);
                 },
             }
-            set.propagate();
+            set.propagate(|_| false);
             let live = &naive.sets[naive.sets.len() - 1];
             for &worker in live {
                 let required = live.iter().all(|&other| naive.requires(other, worker));

@@ -622,9 +622,7 @@ impl Worker {
         self.answered_at = None;
         self.lease = None;
         // Whoever was with it may be gone by the time it is back.
-        if !self.canary.is(Bug::SetKept) {
-            self.set = None;
-        }
+        self.set = None;
         self.killing = true;
         effects.push(Effect::KillAll);
         self.look_at_killed();
