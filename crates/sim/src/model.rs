@@ -4,8 +4,10 @@
 //! twice, leases that run out, processes that die: all interleavings are played, state by state, and in each it is
 //! checked that no task runs twice at once; in the end, that every task can still be run from wherever one got.
 //!
-//! A heartbeat that is late, lost or heard twice says what an earlier one said or could have said, so heartbeats are
-//! heard at once or not at all; what an owner says may be under way for any time.
+//! Messages. A heartbeat that is late, lost or heard twice says what an earlier one said or could have said, so
+//! heartbeats are heard at once or not at all. What an owner says may be under way for any time, and come twice, in
+//! worlds that are small enough ([`World::late`]). In the others it arrives at once or is lost: nobody looks at what a
+//! worker has been told before it says so itself, so a set that arrives late might as well have arrived at once.
 //!
 //! What the model checks is the core's own code for worker sets ([`WorkerSet`], [`agree`]): who may be given work, and
 //! when workers agree that nobody is missing. Around it, time is left out: a lease may run out whenever nobody
@@ -43,6 +45,8 @@ pub struct World {
     pub crashes: u8,
     /// How many lives workers may have beyond their first, all together.
     pub rebirths: u8,
+    /// What an owner says may be under way for any time. If not, it arrives at once, or is lost.
+    pub late: bool,
     /// How many messages may come twice, all together.
     pub copies: u8,
     /// Who is believed.
@@ -69,12 +73,12 @@ pub enum Step {
     Begin,
     /// It is gone.
     Crash,
-    /// A worker connects and says hello.
-    Hello(u8),
+    /// A worker connects and says hello. What it is told may not arrive.
+    Hello(u8, bool),
     /// Its connection is gone.
     Cut(u8),
-    /// Its heartbeat is heard and answered.
-    Beat(u8),
+    /// Its heartbeat is heard and answered. The answer may not arrive.
+    Beat(u8, bool),
     /// What an owner said arrives; it may be about to arrive again.
     Told(u8, bool),
     /// Nobody has answered a worker for too long: its runs are killed.
@@ -85,8 +89,8 @@ pub enum Step {
     Lose(u8),
     /// The start gate opens: nobody can be alive any more who has not come.
     SafeTime,
-    /// A task is given to a worker.
-    Start(u8, u8),
+    /// A task is given to a worker. That may not arrive.
+    Start(u8, u8, bool),
     /// It ends, and its end counts.
     End(u8, u8),
 }
@@ -96,15 +100,18 @@ impl fmt::Display for Step {
         match *self {
             Step::Begin => write!(f, "an owner begins"),
             Step::Crash => write!(f, "the owner crashes"),
-            Step::Hello(w) => write!(f, "w{w} says hello"),
+            Step::Hello(w, true) => write!(f, "w{w} says hello"),
+            Step::Hello(w, false) => write!(f, "w{w} says hello, and hears no welcome"),
             Step::Cut(w) => write!(f, "w{w} is cut off"),
-            Step::Beat(w) => write!(f, "a heartbeat of w{w} is heard"),
+            Step::Beat(w, true) => write!(f, "a heartbeat of w{w} is heard"),
+            Step::Beat(w, false) => write!(f, "a heartbeat of w{w} is heard, and the answer is lost"),
             Step::Told(w, _) => write!(f, "w{w} is told something"),
             Step::Expire(w) => write!(f, "the lease of w{w} is over"),
             Step::Die(w) => write!(f, "w{w} dies"),
             Step::Lose(w) => write!(f, "w{w} is given up"),
             Step::SafeTime => write!(f, "the safe time is over"),
-            Step::Start(w, t) => write!(f, "t{t} is given to w{w}"),
+            Step::Start(w, t, true) => write!(f, "t{t} is given to w{w}"),
+            Step::Start(w, t, false) => write!(f, "t{t} is given to w{w}, which never hears of it"),
             Step::End(w, t) => write!(f, "t{t} ends on w{w}"),
         }
     }
@@ -254,7 +261,10 @@ impl World {
             };
             if worker.connected {
                 add(Step::Cut(n), &|s| cut(&mut s.workers[w]));
-                add(Step::Beat(n), &|s| self.heard(s, w));
+                add(Step::Beat(n, true), &|s| self.heard(s, w, true));
+                if !self.late {
+                    add(Step::Beat(n, false), &|s| self.heard(s, w, false));
+                }
                 if !worker.down.is_empty() {
                     add(Step::Told(n, false), &|s| told(s, w, false));
                     if state.copies > 0 {
@@ -262,7 +272,10 @@ impl World {
                     }
                 }
             } else if state.owner.is_some() {
-                add(Step::Hello(n), &|s| self.hello(s, w));
+                add(Step::Hello(n, true), &|s| self.hello(s, w, true));
+                if !self.late {
+                    add(Step::Hello(n, false), &|s| self.hello(s, w, false));
+                }
             }
             // What it runs and knows is over with its lease.
             if !worker.connected && (worker.runs > 0 || worker.set.is_some()) {
@@ -280,7 +293,10 @@ impl World {
                 for t in (0..self.tasks).filter(|t| state.done & 1 << t == 0) {
                     let running = owner.members.iter().flatten().any(|member| member.runs & 1 << t != 0);
                     if !running && worker.down.len() < 2 {
-                        add(Step::Start(n, t as u8), &|s| start(s, w, t as u8));
+                        add(Step::Start(n, t as u8, true), &|s| self.start(s, w, t as u8, true));
+                        if !self.late {
+                            add(Step::Start(n, t as u8, false), &|s| self.start(s, w, t as u8, false));
+                        }
                     }
                     if worker.runs & 1 << t != 0 {
                         add(Step::End(n, t as u8), &|s| ended(s, w, t as u8));
@@ -314,7 +330,7 @@ impl World {
         })
     }
 
-    fn hello(&self, state: &mut State, w: usize) {
+    fn hello(&self, state: &mut State, w: usize, arrives: bool) {
         let Some(owner) = &mut state.owner else { return };
         let worker = &mut state.workers[w];
         let Some(life) = worker.life else { return };
@@ -338,16 +354,35 @@ impl World {
         owner.set.heard(id_of(w, life), worker.set);
         if owner.open || self.is(Bug::SetToldWhileShut) {
             owner.set.join(id_of(w, life), &seat(w), life_of(life));
-            worker.down.push(Down::Set(owner.set.id()));
+            let id = owner.set.id();
+            self.say(worker, Down::Set(id), arrives);
         }
     }
 
-    fn heard(&self, state: &mut State, w: usize) {
+    /// Something is on its way to a worker, or there.
+    fn say(&self, worker: &mut WorkerState, down: Down, arrives: bool) {
+        if self.late {
+            worker.down.push(down);
+        } else if arrives {
+            hear(worker, down);
+        }
+    }
+
+    fn heard(&self, state: &mut State, w: usize, arrives: bool) {
         let worker = &mut state.workers[w];
         let (Some(owner), Some(life)) = (&mut state.owner, worker.life) else { return };
         owner.set.heard(id_of(w, life), worker.set);
         if (owner.open || self.is(Bug::SetToldWhileShut)) && worker.down.is_empty() {
-            worker.down.push(Down::Set(owner.set.id()));
+            let id = owner.set.id();
+            self.say(worker, Down::Set(id), arrives);
+        }
+    }
+
+    fn start(&self, state: &mut State, w: usize, t: u8, arrives: bool) {
+        let Some(owner) = &mut state.owner else { return };
+        if let Some(member) = &mut owner.members[w] {
+            member.runs |= 1 << t;
+            self.say(&mut state.workers[w], Down::Start(t), arrives);
         }
     }
 
@@ -436,6 +471,10 @@ fn told(state: &mut State, w: usize, again: bool) {
     } else {
         worker.down.remove(0);
     }
+    hear(worker, down);
+}
+
+fn hear(worker: &mut WorkerState, down: Down) {
     match down {
         Down::Set(set) => {
             let newer =
@@ -466,14 +505,6 @@ fn lose(state: &mut State, w: usize) {
     if let Some(member) = owner.members[w].take() {
         owner.set.lose(id_of(w, member.life));
         state.saved[w] = None;
-    }
-}
-
-fn start(state: &mut State, w: usize, t: u8) {
-    let Some(owner) = &mut state.owner else { return };
-    if let Some(member) = &mut owner.members[w] {
-        member.runs |= 1 << t;
-        state.workers[w].down.push(Down::Start(t));
     }
 }
 
