@@ -11,10 +11,12 @@
 //!    stopped in good order leaves a mark and what runs; then nobody has to be asked.
 //! 4. A worker is lost in one commit with the ends of its runs.
 //!
-//! Agreement among the workers themselves, for stores that cannot be trusted to be the newest copy, will be
-//! a second witness beside rule 3: [`Owner::look_at_gate`] is its place.
+//! Rule 3 trusts the store to be its newest copy. Where that is not known, the workers themselves are witnesses: the
+//! gate opens when they agree that nobody is missing, or when nobody can be alive any more who has not come. So that
+//! their word can be trusted, a new worker gets work only when all others require it: [`worker_set`].
 //!
-//! Read [`messages`] for what goes in and out, [`health`] for the times, `members` for who may have a seat.
+//! Read [`messages`] for what goes in and out, [`health`] for the times, `members` for who may have a seat,
+//! [`worker_set`] for who knows whom.
 
 pub mod health;
 mod members;
