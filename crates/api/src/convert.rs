@@ -8,8 +8,8 @@ use evenhand_core::change::{Settings, Share, Try};
 use evenhand_core::life::{Backoff, End, Terms};
 use evenhand_core::messages::{Start, Unique};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
-    Seat, ShardId, StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId, QueueName,
+    RequestKey, Seat, ShardId, StoreId, TaskId, WorkerSetId,
 };
 use evenhand_core::owner::health::Thresholds;
 use evenhand_core::owner::messages::{Hello, Then};
@@ -386,6 +386,18 @@ pub fn served(queues: &[(QueueName, Weight)]) -> Vec<v1::ServedQueue> {
     queues.iter().map(queue).collect()
 }
 
+/// A worker set, on the wire.
+pub fn worker_set(id: WorkerSetId) -> v1::WorkerSetId {
+    let WorkerSetId { incarnation: Incarnation { epoch, nonce }, version, hash } = id;
+    v1::WorkerSetId { epoch: epoch.0, nonce, version, hash }
+}
+
+/// A worker set, from the wire.
+pub fn parse_worker_set(id: &v1::WorkerSetId) -> WorkerSetId {
+    let incarnation = Incarnation { epoch: Epoch(id.epoch), nonce: id.nonce };
+    WorkerSetId { incarnation, version: id.version, hash: id.hash }
+}
+
 /// How a worker begins a session, on the wire. The shell adds what only it knows.
 pub fn hello(hello: &Hello, shard: ShardId, running: Vec<v1::Run>, ended: Vec<v1::Ended>) -> v1::Hello {
     v1::Hello {
@@ -401,7 +413,7 @@ pub fn hello(hello: &Hello, shard: ShardId, running: Vec<v1::Run>, ended: Vec<v1
         queues: served(&hello.queues),
         store_id: hello.store.map_or(0, |store| store.0),
         epoch: hello.epoch.0,
-        worker_set: None,
+        worker_set: hello.set.map(worker_set),
         running,
         ended,
     }
@@ -433,6 +445,7 @@ pub fn parse_hello(hello: &v1::Hello) -> Result<Hello, Refusal> {
         queues,
         store: (hello.store_id != 0).then_some(StoreId(hello.store_id)),
         epoch: Epoch(hello.epoch),
+        set: hello.worker_set.as_ref().map(parse_worker_set),
         running: running?,
         ended: ended?,
     })

@@ -19,6 +19,7 @@ use crate::life::{Backoff, End, Outcome, Terms};
 use crate::messages::Run;
 use crate::names::{
     ContentType, Key, LaneId, Life, Millis, QueueId, QueueName, RequestKey, Seat, StoreId, TaskId,
+    WorkerSetId,
 };
 use crate::refusal::Refusal;
 
@@ -468,6 +469,8 @@ pub struct MemberRecord {
     pub wait_ms: u64,
     /// What it ran when the owner stopped; counts only if the mark is set.
     pub running: Vec<Run>,
+    /// The worker set that it had shown to know by then.
+    pub set: Option<WorkerSetId>,
 }
 
 /// What is saved of a request that was named by its caller, or of a task that was (by its unique key).

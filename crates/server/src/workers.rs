@@ -138,7 +138,8 @@ async fn listen(
         let v1::News { heartbeat, ended, refused, output, slots, progress } = news;
         // Heartbeats first: they wait for nothing.
         if let Some(beat) = heartbeat {
-            let beat = Beat { number: beat.number, answered: beat.answered };
+            let set = beat.worker_set.as_ref().map(convert::parse_worker_set);
+            let beat = Beat { number: beat.number, answered: beat.answered, set };
             mailbox.hear(FromWorker::Beat { session, beat }).await;
         }
         if let Some(slots) = slots {

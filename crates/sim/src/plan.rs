@@ -163,6 +163,8 @@ pub struct Plan {
     pub run_ms: u64,
     /// Per thousand: a run may take longer than a worker lives without a server. A few do, in a world.
     pub long_run: u64,
+    /// Owners trust their store to be its newest copy; if not, the workers are asked.
+    pub newest: bool,
     /// What mostly goes wrong.
     pub trouble: Trouble,
     /// How often what goes wrong.
@@ -248,6 +250,7 @@ impl Plan {
             kill_ms: *rng.pick(&[0, 10, slowest_kill]),
             run_ms: *rng.pick(&[1, 20, lost_ms / 4, lost_ms, 2 * lost_ms]),
             long_run: *rng.pick(&[20, 200, 400]),
+            newest: !rng.chance(300),
             trouble,
             rates: Rates::new(trouble, rng),
             run_fault: *rng.pick(&[0, 50, 400]),

@@ -4,7 +4,7 @@ use super::health::Health;
 use super::messages::{Hello, Then};
 use crate::backlog::Weight;
 use crate::change::MemberRecord;
-use crate::names::{Fence, Life, Millis, QueueName, SessionId, TaskId, WorkerId};
+use crate::names::{Fence, Life, Millis, QueueName, SessionId, TaskId, WorkerId, WorkerSetId};
 use crate::refusal::{Kind, Refusal};
 
 /// A worker that the shard counts on.
@@ -36,6 +36,10 @@ pub(super) struct Member {
     pub(super) confirmed: bool,
     /// What the shard was last told that it offers.
     pub(super) offered: u32,
+    /// The worker set that it knew when this owner first heard it, or that an earlier owner saved of it.
+    pub(super) first_set: Option<WorkerSetId>,
+    /// All others have required it, so it may have work. That is not asked again.
+    pub(super) required: bool,
     /// Runs it named in its hello that it shall stop, as soon as it is welcome.
     pub(super) stop: Vec<(TaskId, Fence)>,
 }
@@ -73,6 +77,8 @@ impl Member {
             unsaved: false,
             confirmed: false,
             offered: 0,
+            first_set: record.set,
+            required: false,
             stop: Vec::new(),
         }
     }
@@ -83,6 +89,11 @@ impl Member {
 
     pub(super) fn is_healthy(&self) -> bool {
         self.health == Some(Health::Healthy)
+    }
+
+    /// It may be given work now.
+    pub(super) fn is_usable(&self) -> bool {
+        self.session.is_some() && !self.unsaved && self.required && self.is_healthy()
     }
 
     /// How long it is still waited for if it stays silent.

@@ -5,7 +5,7 @@ use super::health::Thresholds;
 use crate::backlog::Weight;
 use crate::life::{End, Ending};
 use crate::messages::{self, Run};
-use crate::names::{Epoch, Fence, Life, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId};
+use crate::names::{Epoch, Fence, Life, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId, WorkerSetId};
 use crate::refusal::Refusal;
 
 /// How a worker begins a session.
@@ -27,6 +27,8 @@ pub struct Hello {
     pub store: Option<StoreId>,
     /// The highest epoch it has obeyed.
     pub epoch: Epoch,
+    /// The last worker set that it was told, unless its lease has been over since.
+    pub set: Option<WorkerSetId>,
     /// All that it runs.
     pub running: Vec<Run>,
     /// All that ended and was not acknowledged.
@@ -40,6 +42,8 @@ pub struct Beat {
     pub number: u64,
     /// The last answer that has arrived; 0 is the welcome.
     pub answered: u64,
+    /// The last worker set that it was told.
+    pub set: Option<WorkerSetId>,
 }
 
 /// A fact that an owner learns.
@@ -131,6 +135,8 @@ pub enum Effect {
         store: StoreId,
         /// What counts for it.
         thresholds: Thresholds,
+        /// The worker set, if it may be told.
+        set: Option<WorkerSetId>,
     },
     /// End a session.
     Refuse {
@@ -147,6 +153,8 @@ pub enum Effect {
         session: SessionId,
         /// Of the heartbeat.
         number: u64,
+        /// The worker set, if it may be told.
+        set: Option<WorkerSetId>,
     },
     /// Tell a worker that its lease is so much longer, because the server stops in good order.
     Absence {

@@ -11,16 +11,19 @@
 //!    stopped in good order leaves a mark and what runs; then nobody has to be asked.
 //! 4. A worker is lost in one commit with the ends of its runs.
 //!
-//! Agreement among the workers themselves, for stores that cannot be trusted to be the newest copy, will be
-//! a second witness beside rule 3: [`worker_set`] decides it, and [`Owner::look_at_gate`] is its place.
+//! Rule 3 trusts the store to be its newest copy. Where that is not known, the workers themselves are witnesses: the
+//! gate opens when they agree that nobody is missing, or when nobody can be alive any more who has not come. So that
+//! their word can be trusted, a new worker gets work only when all others require it: [`worker_set`].
 //!
-//! Read [`messages`] for what goes in and out, [`health`] for the times, `members` for who may have a seat.
+//! Read [`messages`] for what goes in and out, [`health`] for the times, `members` for who may have a seat,
+//! [`worker_set`] for who knows whom.
 
 pub mod health;
 mod members;
 pub mod messages;
 pub mod worker_set;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bounds::{self, Bounds};
@@ -28,12 +31,20 @@ use crate::canary::{Bug, Canary};
 use crate::change::{self, MemberRecord, Metadata};
 use crate::life::Ending;
 use crate::messages as shard_messages;
-use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId};
+use crate::names::{
+    Epoch, Fence, Incarnation, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId,
+};
 use crate::refusal::{Kind, Refusal};
 use crate::shard::Shard;
 use health::{Health, Thresholds};
 use members::{Claim, Member};
 use messages::{Beat, Effect, Hello, Input, Note, Then};
+use worker_set::WorkerSet;
+
+/// Up to so many workers it is found out at once who requires whom, whenever one of them says something new.
+const FEW: usize = 64;
+/// Between two times that it is found out for more, in milliseconds.
+const PROPAGATE_MS: u64 = 20;
 
 /// What an owner is told once.
 #[derive(Clone, Debug)]
@@ -68,6 +79,10 @@ pub struct Identity {
     pub seed: u64,
     /// The store's id, if the store has none yet.
     pub store: StoreId,
+    /// Another random number: with the epoch it tells this owner from all others, even if the store is set back.
+    pub nonce: u64,
+    /// The store is known to be its own newest copy. If not, workers may be running that it knows nothing of.
+    pub newest: bool,
 }
 
 /// The start gate.
@@ -89,6 +104,15 @@ pub struct Owner {
     canary: Canary,
     now: Millis,
     members: BTreeMap<Seat, Member>,
+    /// The members as workers are told them, since the gate is open.
+    set: WorkerSet,
+    /// Members that have never had work, as the others may not know them yet.
+    waiting: BTreeSet<Seat>,
+    /// When it may be found out again who requires whom.
+    propagate_at: Millis,
+    newest: bool,
+    /// When nobody can be alive any more whom the store does not know.
+    safe_at: Millis,
     /// Whose session a connection is.
     sessions: BTreeMap<SessionId, Seat>,
     workers: BTreeMap<WorkerId, Seat>,
@@ -137,6 +161,11 @@ impl Owner {
             canary,
             now,
             members: BTreeMap::new(),
+            set: WorkerSet::new(Incarnation { epoch: identity.epoch, nonce: identity.nonce }, canary),
+            waiting: BTreeSet::new(),
+            propagate_at: now,
+            newest: identity.newest,
+            safe_at: now,
             sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
             next_worker: 1,
@@ -150,6 +179,10 @@ impl Owner {
         };
         if store.is_none() {
             owner.feed(shard_messages::Input::Identify { store: owner.store }, effects);
+        }
+        if !owner.newest {
+            let granted = saved.iter().map(|(_, record)| record.wait_ms).max().unwrap_or(0);
+            owner.safe_at = now.plus(owner.longest_ms().max(granted));
         }
         for (seat, record) in saved {
             let worker = owner.add(seat.clone(), |worker| Member::saved(worker, &record, now));
@@ -224,6 +257,11 @@ impl Owner {
         self.settings.thresholds
     }
 
+    /// How long a worker can live that hears nothing from any owner of this kind.
+    fn longest_ms(&self) -> u64 {
+        self.settings.thresholds.lost_after_ms.saturating_add(health::waited_ms(self.settings.absence_ms))
+    }
+
     /// How the start gate stands.
     pub fn gate(&self) -> GateView {
         // While the mark is being removed nobody is waited for.
@@ -232,7 +270,15 @@ impl Owner {
         GateView {
             open: self.gate == Gate::Open,
             absent: absent().map(|(seat, _)| seat.clone()).collect(),
-            opens_in_ms: absent().map(|(_, member)| member.wait_left(self.now)).max().unwrap_or(0),
+            opens_in_ms: absent()
+                .map(|(_, member)| member.wait_left(self.now))
+                .chain(
+                    (self.gate == Gate::Shut && !self.newest)
+                        .then(|| self.safe_at.0.saturating_sub(self.now.0)),
+                )
+                .max()
+                .unwrap_or(0),
+            newest: self.newest,
             members: self.members.len(),
         }
     }
@@ -265,18 +311,23 @@ impl Owner {
     }
 
     /// Why a worker gets no work, if it gets none.
-    fn why_not(&self, member: &Member) -> Option<&'static str> {
-        match member.health {
+    fn why_not(&self, member: &Member) -> Option<Cow<'static, str>> {
+        let why = match member.health {
             None => Some("it has not been heard since this server started"),
             Some(_) if self.stopping => Some("this server is stopping"),
             Some(_) if self.gate != Gate::Open => Some("the start gate is shut"),
             Some(_) if member.unsaved => Some("its join is being saved"),
             Some(_) if member.session.is_none() => Some("it is not connected"),
+            Some(_) if !member.required => {
+                let (unaware, all) = (self.set.unaware(member.worker), self.members.len());
+                return Some(format!("{unaware} of {all} workers do not know of it yet").into());
+            }
             Some(Health::New) => Some("it has just joined, or refused a task"),
             Some(Health::Unhealthy | Health::MustDie) => Some("it is silent"),
             Some(Health::Healthy) if member.slots == 0 => Some("it offers no slots: it drains"),
             Some(Health::Healthy) => None,
-        }
+        };
+        why.map(Cow::Borrowed)
     }
 
     // --- sessions ---
@@ -306,7 +357,8 @@ impl Owner {
         if claim == Claim::Resume {
             self.resume(session, &hello, effects);
         } else {
-            let record = MemberRecord { token: hello.token, life: hello.life, ..MemberRecord::default() };
+            let (token, life, set) = (hello.token, hello.life, hello.set);
+            let record = MemberRecord { token, life, set, ..MemberRecord::default() };
             let now = self.now;
             self.add(seat.clone(), |worker| Member {
                 confirmed: true,
@@ -355,11 +407,9 @@ impl Owner {
             let refusal = Refusal::new(Kind::Conflict, "session", "the worker has begun a newer session");
             effects.push(Effect::Refuse { session: old, refusal, then: Then::Retry });
         }
-        let first = self.members.get(&hello.seat).is_some_and(Member::is_absent);
-        if let Some(member) = self.members.get_mut(&hello.seat)
-            && first
-        {
+        if let Some(member) = self.members.get_mut(&hello.seat).filter(|member| member.is_absent()) {
             member.wait_ms = member.wait_left(self.now);
+            member.first_set = hello.set;
         }
         self.take_in(session, hello);
         // It gets nothing until it is welcomed: what is sent before that, no session would carry.
@@ -379,6 +429,7 @@ impl Owner {
             member.acknowledged = self.now;
             member.answered = 0;
             member.wait_ms = member.wait_ms.max(lost_after_ms);
+            self.set.heard(member.worker, hello.set);
         }
         self.sessions.insert(session, hello.seat.clone());
     }
@@ -431,6 +482,7 @@ impl Owner {
             life: member.life,
             wait_ms: member.wait_ms,
             running: Vec::new(),
+            set: None,
         };
         let worker = member.worker;
         self.feed(shard_messages::Input::Member { worker, seat: seat.clone(), record }, effects);
@@ -442,7 +494,11 @@ impl Owner {
         member.unsaved = false;
         if let (Some(session), false) = (member.session, self.stopping) {
             let (store, thresholds) = (self.store, self.settings.thresholds);
-            effects.push(Effect::Welcome { session, worker, store, thresholds });
+            let set = (self.gate == Gate::Open || self.canary.is(Bug::SetToldWhileShut)).then(|| {
+                self.set.join(worker, &seat, member.life);
+                self.set.id()
+            });
+            effects.push(Effect::Welcome { session, worker, store, thresholds, set });
             // What was to be stopped before it could be told.
             let stop = std::mem::take(&mut member.stop);
             let canceled = self.shard.canceled_runs_of(worker).map(|run| (run.task, run.fence));
@@ -475,7 +531,10 @@ impl Owner {
         let was_healthy = member.is_healthy();
         member.health = Some(Health::Healthy);
         let unsaved = member.saved_wait_ms != lost_after_ms;
-        effects.push(Effect::Answer { session, number: beat.number });
+        let worker = member.worker;
+        self.set.heard(worker, beat.set);
+        let set = (self.gate == Gate::Open || self.canary.is(Bug::SetToldWhileShut)).then(|| self.set.id());
+        effects.push(Effect::Answer { session, number: beat.number, set });
         if !was_healthy {
             effects.push(Effect::Note(Note::Health { seat: seat.clone(), healthy: true }));
             self.offer(&seat, effects);
@@ -518,8 +577,7 @@ impl Owner {
     /// Tells the shard what a worker offers now, if that is news.
     fn offer(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
         let Some(member) = self.members.get_mut(seat) else { return };
-        let usable = member.session.is_some() && !member.unsaved && member.is_healthy();
-        let slots = if usable { member.slots } else { 0 };
+        let slots = if member.is_usable() { member.slots } else { 0 };
         if slots == 0 && member.offered == 0 {
             return;
         }
@@ -551,6 +609,8 @@ impl Owner {
     fn lose(&mut self, seat: &Seat, why: &'static str, effects: &mut Vec<Effect>) {
         let Some(member) = self.members.remove(seat) else { return };
         self.workers.remove(&member.worker);
+        self.waiting.remove(seat);
+        self.set.lose(member.worker);
         if let Some(session) = member.session {
             self.sessions.remove(&session);
             let refusal = Refusal::new(Kind::Conflict, "", "this worker has been given up as lost");
@@ -632,18 +692,71 @@ impl Owner {
         }
     }
 
-    /// Opens the gate if nobody is left who could run something unknown.
+    /// Opens the gate if nobody is left who could run something unknown. The saved members are witnesses, if the
+    /// store is known to be its newest copy; if it is not, the workers themselves are, or time.
     fn look_at_gate(&mut self, effects: &mut Vec<Effect>) {
-        let absent = self.members.values().any(Member::is_absent);
-        if self.gate == Gate::Shut && (!absent || self.canary.is(Bug::GateIgnoresAbsent)) {
+        if self.gate != Gate::Shut {
+            return;
+        }
+        let saved = !self.members.values().any(Member::is_absent) || self.canary.is(Bug::GateIgnoresAbsent);
+        if saved && (self.newest || self.now >= self.safe_at) {
+            self.open(effects);
+        } else if !self.newest && self.workers_agree() {
+            // Whoever has not come runs nothing: the others would not have agreed.
+            let absent = self.members.iter().filter(|(_, member)| member.is_absent());
+            for seat in absent.map(|(seat, _)| seat.clone()).collect::<Vec<Seat>>() {
+                self.lose(&seat, "the other workers agree that it is gone", effects);
+            }
             self.open(effects);
         }
     }
 
+    /// Whether those who have said hello agree that they are all there are.
+    fn workers_agree(&self) -> bool {
+        let present = self.members.iter().filter(|(_, member)| !member.is_absent());
+        worker_set::agree(present.map(|(seat, member)| (seat, member.life, member.first_set)))
+    }
+
+    /// From now on tasks may start, and workers are told who is there. If they all know that already, work may begin
+    /// at once; if not, it waits until they do.
     fn open(&mut self, effects: &mut Vec<Effect>) {
         self.gate = Gate::Open;
         effects.push(Effect::Note(Note::GateOpened));
+        for (seat, member) in self.members.iter().filter(|(_, member)| !member.unsaved) {
+            self.set.join(member.worker, seat, member.life);
+        }
+        let all = self.members.iter().map(|(seat, member)| (seat, member.life, member.first_set));
+        if worker_set::agree(all) {
+            self.set.all_know();
+        }
         self.feed(shard_messages::Input::Open, effects);
+    }
+
+    /// Lets those have work whom all others require by now.
+    fn look_at_set(&mut self, effects: &mut Vec<Effect>) {
+        if self.gate != Gate::Open || self.waiting.is_empty() || !self.set.is_dirty() {
+            return;
+        }
+        if self.now < self.propagate_at {
+            return;
+        }
+        // With many workers it takes a while, and many of them speak.
+        let pause_ms = if self.members.len() > FEW { PROPAGATE_MS } else { 0 };
+        self.propagate_at = self.now.plus(pause_ms);
+        let silent = |worker: WorkerId| {
+            let member = self.workers.get(&worker).and_then(|seat| self.members.get(seat));
+            !member.is_some_and(Member::is_healthy)
+        };
+        self.set.propagate(silent);
+        let permitted =
+            |seat: &&Seat| self.members.get(seat).is_some_and(|member| self.set.permits(member.worker));
+        for seat in self.waiting.iter().filter(permitted).cloned().collect::<Vec<Seat>>() {
+            self.waiting.remove(&seat);
+            if let Some(member) = self.members.get_mut(&seat) {
+                member.required = true;
+            }
+            self.offer(&seat, effects);
+        }
     }
 
     // --- stopping ---
@@ -671,6 +784,7 @@ impl Owner {
                 life: member.life,
                 wait_ms: member.wait_ms + absence_ms,
                 running: self.shard.runs_of(member.worker).cloned().collect(),
+                set: self.set.knows_all(member.worker).then(|| self.set.id()),
             };
             records.push((member.worker, seat.clone(), record));
         }
@@ -696,6 +810,7 @@ impl Owner {
         let worker = WorkerId(self.next_worker);
         self.next_worker += 1;
         self.workers.insert(worker, seat.clone());
+        self.waiting.insert(seat.clone());
         self.members.insert(seat, member(worker));
         worker
     }
@@ -759,13 +874,18 @@ impl Owner {
 
     /// Asks to be woken for whatever comes next.
     fn settle(&mut self, effects: &mut Vec<Effect>) {
+        self.look_at_set(effects);
         if self.members.is_empty() {
             self.look_at_gate(effects);
             self.look_at = None;
         } else if self.look_at.is_none() {
             self.look_at = Some(self.now.plus((self.settings.thresholds.heartbeat_ms / 2).max(1)));
         }
-        let next = [self.shard_wake, self.look_at].into_iter().flatten().min();
+        let propagate = (!self.waiting.is_empty() && self.set.is_dirty()).then_some(self.propagate_at);
+        let propagate = propagate.filter(|_| self.gate == Gate::Open);
+        let safe =
+            (self.gate == Gate::Shut && !self.newest && self.now < self.safe_at).then_some(self.safe_at);
+        let next = [self.shard_wake, self.look_at, propagate, safe].into_iter().flatten().min();
         if let Some(at) = next
             && self.wake.is_none_or(|wake| at < wake)
         {
@@ -785,8 +905,7 @@ impl Owner {
             if self.workers.get(&member.worker) != Some(seat) {
                 return Err(format!("{seat} is worker {}, which is another", member.worker));
             }
-            let usable = member.session.is_some() && !member.unsaved && member.is_healthy();
-            if member.offered > 0 && !usable {
+            if member.offered > 0 && !member.is_usable() {
                 return Err(format!("{seat} is offered as {} slots, but may get no work", member.offered));
             }
         }
@@ -822,6 +941,8 @@ pub struct GateView {
     pub absent: Vec<Seat>,
     /// When they are given up at the latest, in milliseconds from now.
     pub opens_in_ms: u64,
+    /// The store is known to be its newest copy; if not, there may be workers that it does not know.
+    pub newest: bool,
     /// Workers that it counts on.
     pub members: usize,
 }
@@ -850,7 +971,7 @@ pub struct MemberView<'a> {
     /// Until it counts as lost, if it stays silent.
     pub lost_in_ms: u64,
     /// Why it gets no work, if it gets none.
-    pub why_not: Option<&'static str>,
+    pub why_not: Option<Cow<'static, str>>,
 }
 
 #[cfg(test)]

@@ -12,10 +12,10 @@ use crate::change::{
 use crate::check;
 use crate::life::{Backoff, End, Outcome};
 use crate::messages::{NewTask, Run};
-use crate::names::{CommitId, Key, LaneId, QueueId, RequestId, RequestKey};
+use crate::names::{CommitId, Key, LaneId, QueueId, RequestId, RequestKey, WorkerSetId};
 
 /// What a store keeps of one shard.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Tables {
     epoch: u64,
     next_seq: u64,
@@ -114,6 +114,7 @@ impl Tables {
 }
 
 /// A server with one shard. Commits are durable at once, unless they are held.
+#[derive(Clone)]
 struct Server {
     tables: Tables,
     owner: Owner,
@@ -139,9 +140,13 @@ impl Server {
         Server::take(Tables::default(), plain(), 0)
     }
 
-    fn take(mut tables: Tables, settings: Settings, now: u64) -> Server {
+    fn take(tables: Tables, settings: Settings, now: u64) -> Server {
+        Server::take_copy(tables, settings, now, true)
+    }
+
+    fn take_copy(mut tables: Tables, settings: Settings, now: u64, newest: bool) -> Server {
         tables.epoch += 1;
-        let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5) };
+        let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1, newest };
         let mut effects = Vec::new();
         let metadata = tables.metadata();
         let owner = Owner::new(Millis(now), settings.clone(), identity, metadata, &mut effects).unwrap();
@@ -149,6 +154,11 @@ impl Server {
         server.seal(&mut effects);
         server.perform(effects);
         server
+    }
+
+    /// Another server begins with this one's store as it was here, and cannot tell whether that is all.
+    fn restore(self, after: u64) -> Server {
+        Server::take_copy(self.tables, self.settings, self.now + after, false)
     }
 
     /// The server dies; what it held is lost. Another begins.
@@ -278,6 +288,7 @@ fn worker(seat: &str) -> Session {
         queues: vec![(queue(), Weight::ONE)],
         store: None,
         epoch: Epoch(0),
+        set: None,
         running: Vec::new(),
         ended: Vec::new(),
     };
@@ -290,13 +301,29 @@ impl Session {
         let number = u64::from(self.hello.seat.as_str().as_bytes()[1]);
         self.id = SessionId(1_000_000 * server.tables.epoch + 1_000 * number + self.hello.session);
         self.beats = 0;
-        server.tell(Input::Hello { session: self.id, hello: self.hello.clone(), endings: Vec::new() })
+        let input = Input::Hello { session: self.id, hello: self.hello.clone(), endings: Vec::new() };
+        let effects = server.tell(input);
+        self.learn(&effects);
+        effects
+    }
+
+    /// What it is told of the worker set.
+    fn learn(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            if let Effect::Welcome { session, set, .. } | Effect::Answer { session, set, .. } = effect
+                && *session == self.id
+            {
+                self.hello.set = set.or(self.hello.set);
+            }
+        }
     }
 
     fn beat(&mut self, server: &mut Server) -> Vec<Effect> {
-        let beat = Beat { number: self.beats + 1, answered: self.beats };
+        let beat = Beat { number: self.beats + 1, answered: self.beats, set: self.hello.set };
         self.beats += 1;
-        server.tell(Input::Beat { session: self.id, beat })
+        let effects = server.tell(Input::Beat { session: self.id, beat });
+        self.learn(&effects);
+        effects
     }
 
     /// Is welcomed, and shows that it has heard it.
@@ -383,7 +410,7 @@ fn on_a_store_with_a_saved_worker_a_fresh_one_alone_does_not_open_the_gate() {
     let effects = server.wait_with(LOST - 1, &mut [&mut fresh]);
     assert_eq!(started(&effects), [], "it was started before the safe time");
     assert_eq!(server.owner.gate().absent, [Seat::new("w1").unwrap()]);
-    let effects = server.wait_with(501, &mut [&mut fresh]);
+    let effects = server.wait_with(1_501, &mut [&mut fresh]);
     assert_eq!((lost(&effects).len(), started(&effects).len()), (1, 1));
 }
 
@@ -393,6 +420,8 @@ fn the_gate_waits_for_each_saved_worker() {
     let mut server = Server::start();
     let mut workers = [worker("w1"), worker("w2"), worker("w3")];
     workers.iter_mut().for_each(|worker| drop(worker.join(&mut server)));
+    let [w1, w2, w3] = &mut workers;
+    server.wait_with(1_000, &mut [w1, w2, w3]);
     let runs = started(&server.put(3));
     assert_eq!(runs.len(), 3);
     let mut server = server.crash(0);
@@ -496,7 +525,8 @@ fn a_start_whose_fate_is_unknown_counts_as_running_until_it_is_denied() {
     assert_eq!(started(&server.wait_with(30_000, &mut [&mut w2])), []);
     assert_eq!(server.owner.shard().slots_and_runs(), (1, 1));
     // It comes back and does not name it: it never started, and costs no attempt.
-    let effects = w1.hello(&mut server);
+    let mut effects = w1.hello(&mut server);
+    effects.extend(server.wait_with(1_000, &mut [&mut w1, &mut w2]));
     let again = started(&effects).pop().unwrap();
     assert_eq!((again.task, again.attempt), (run.task, 1));
     assert!(again.fence > run.fence);
@@ -593,7 +623,9 @@ fn nobody_gets_work_before_the_store_knows_it() {
     let mut w1 = worker("w1");
     assert_eq!(w1.hello(&mut server), []);
     assert_eq!(w1.beat(&mut server), []);
-    assert!(is_welcome(&server.release()));
+    let welcomed = server.release();
+    assert!(is_welcome(&welcomed));
+    w1.learn(&welcomed);
     assert_eq!(started(&w1.beat(&mut server)).len(), 1);
 }
 
@@ -615,7 +647,7 @@ fn a_worker_that_is_heard_but_does_not_hear_is_given_up() {
     let mut effects = Vec::new();
     for number in 2..80 {
         server.now += 1_000;
-        let beat = Beat { number, answered: 0 };
+        let beat = Beat { number, answered: 0, set: w1.hello.set };
         effects.extend(server.tell(Input::Beat { session: w1.id, beat }));
         effects.extend(server.tell(Input::Tick));
     }
@@ -659,13 +691,15 @@ fn a_session_that_is_older_than_the_newest_is_refused() {
 #[test]
 fn after_a_good_stop_the_gate_opens_at_once_and_what_runs_is_known() {
     let (mut server, mut w1, run) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    server.wait_with(1_000, &mut [&mut w1, &mut w2]);
     let effects = server.tell(Input::Stop);
-    let absence = Effect::Absence { session: w1.id, ms: 300_000 };
-    assert_eq!(effects, [absence, Effect::Stopped]);
+    let absence = |session| Effect::Absence { session, ms: 300_000 };
+    assert_eq!(effects, [absence(w1.id), absence(w2.id), Effect::Stopped]);
     assert_eq!(server.wait_saved("w1"), LOST + health::waited_ms(300_000));
     let mut server = server.crash(40_000);
     assert!(server.owner.gate().open);
-    let mut w2 = worker("w2");
     assert_eq!(started(&w2.join(&mut server)), [], "it runs, as far as anybody knows");
     assert_eq!(started(&server.put(1)).len(), 1, "other tasks do not wait");
     // It comes back after a minute and a half, and its end counts.
@@ -694,7 +728,8 @@ fn the_gate_does_not_open_before_the_mark_is_removed() {
     server.tell(Input::Stop);
     let Server { mut tables, settings, now, .. } = server;
     tables.epoch += 1;
-    let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5) };
+    let identity =
+        Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1, newest: true };
     let mut effects = Vec::new();
     let owner = Owner::new(Millis(now), settings, identity, tables.metadata(), &mut effects).unwrap();
     assert!(!owner.gate().open);
@@ -746,10 +781,89 @@ fn a_new_owner_asks_for_its_windows_at_once() {
     server.put(3);
     let Server { mut tables, settings, now, .. } = server;
     tables.epoch += 1;
-    let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5) };
+    let identity =
+        Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1, newest: true };
     let mut effects = Vec::new();
     let owner = Owner::new(Millis(now), settings, identity, tables.metadata(), &mut effects).unwrap();
     let load = |effect: &Effect| matches!(effect, Effect::Shard(shard_messages::Effect::Load { .. }));
     assert!(effects.iter().any(load));
     check::owner(&owner).unwrap();
+}
+
+/// A worker set, as one that knows it says it.
+fn set_of(session: &Session) -> WorkerSetId {
+    session.hello.set.unwrap()
+}
+
+// Scenario 31.
+#[test]
+fn a_new_worker_gets_nothing_until_a_silent_one_knows_of_it_or_is_lost() {
+    let (mut server, w1, _) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    assert_eq!(started(&server.put(4)).len(), 1, "w1 has one more slot");
+    assert_eq!(started(&server.wait_with(LOST - 1_000, &mut [&mut w2])), []);
+    let why: Vec<_> = server.owner.members().filter_map(|member| member.why_not).collect();
+    assert_eq!(why, ["it is silent", "1 of 2 workers do not know of it yet"]);
+    let mut told = server.clone();
+    assert_eq!(started(&told.wait_with(1_000, &mut [&mut w1.clone(), &mut w2.clone()])).len(), 2);
+    // Nobody is lost for want of consensus, only of heartbeats.
+    let effects = server.wait_with(2_000, &mut [&mut w2]);
+    assert_eq!(lost(&effects), ["it has been silent for too long"]);
+    assert_eq!(started(&effects).len(), 2);
+}
+
+/// The store was set back to a copy from before w2 came: what w2 runs is not to be started on w1.
+// Scenario 32.
+#[test]
+fn on_an_old_copy_of_the_store_workers_have_to_agree() {
+    let (mut server, mut w1, run) = at_work();
+    let copy = server.clone();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    server.wait_with(1_000, &mut [&mut w1, &mut w2]);
+    let started_later = started(&server.put(3));
+    assert!(started_later.len() == 3, "{started_later:?}");
+    let mut server = copy.restore(0);
+    w1.hello.running = vec![run.clone()];
+    w1.hello.epoch = Epoch(0);
+    w1.join(&mut server);
+    assert!(!server.owner.gate().open, "w2 is unknown to the store, but w1 knows it");
+    server.wait_with(10_000, &mut [&mut w1]);
+    assert!(!server.owner.gate().open);
+    w2.hello.epoch = Epoch(0);
+    assert_eq!(set_of(&w1), set_of(&w2));
+    w2.join(&mut server);
+    assert!(server.owner.gate().open);
+}
+
+#[test]
+fn on_an_old_copy_of_the_store_the_safe_time_opens_the_gate() {
+    let (server, ..) = at_work();
+    let mut server = server.restore(0);
+    let safe_ms = LOST + health::waited_ms(server.settings.absence_ms);
+    server.wait(safe_ms - 1);
+    assert!(!server.owner.gate().open);
+    let gate = server.owner.gate();
+    assert_eq!((gate.newest, gate.opens_in_ms), (false, 1));
+    server.wait(1);
+    assert!(server.owner.gate().open);
+}
+
+#[test]
+fn no_worker_set_is_told_while_the_gate_is_shut() {
+    let mut server = Server::start();
+    let mut workers = [worker("w1"), worker("w2")];
+    workers.iter_mut().for_each(|worker| drop(worker.join(&mut server)));
+    let [w1, w2] = &mut workers;
+    server.wait_with(1_000, &mut [w1, w2]);
+    let before = set_of(w1);
+    let mut server = server.crash(0);
+    w1.join(&mut server);
+    server.wait_with(10_000, &mut [w1]);
+    assert_eq!(set_of(w1), before);
+    w2.join(&mut server);
+    server.wait_with(1_000, &mut [w1, w2]);
+    assert_ne!(set_of(w1), before);
+    assert_eq!(set_of(w1), set_of(w2));
 }

@@ -16,7 +16,7 @@ use crate::bounds;
 use crate::canary::{Bug, Canary};
 use crate::life::End;
 use crate::messages::Run;
-use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, StoreId, TaskId};
+use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, StoreId, TaskId, WorkerSetId};
 use crate::owner::health::Thresholds;
 use crate::owner::messages::{Beat, Hello, Then};
 
@@ -44,11 +44,15 @@ pub enum Down {
         store: StoreId,
         /// What counts.
         thresholds: Thresholds,
+        /// Who the workers are, if it may know.
+        set: Option<WorkerSetId>,
     },
     /// A heartbeat was heard.
     Answer {
         /// Which.
         number: u64,
+        /// Who the workers are, if it may know.
+        set: Option<WorkerSetId>,
     },
     /// Start a run.
     Start {
@@ -211,6 +215,8 @@ pub struct Worker {
     session: u64,
     store: Option<StoreId>,
     epoch: Epoch,
+    /// The last worker set that it was told.
+    set: Option<WorkerSetId>,
     thresholds: Thresholds,
     /// When the last answered heartbeat was sent.
     answered_at: Option<Millis>,
@@ -251,6 +257,7 @@ impl Worker {
             session: 0,
             store: None,
             epoch: Epoch(0),
+            set: None,
             thresholds: Thresholds::default(),
             answered_at: None,
             lease: None,
@@ -359,6 +366,7 @@ impl Worker {
             queues: self.offer.queues.clone(),
             store: self.store,
             epoch: self.epoch,
+            set: self.set,
             running: self.running.values().cloned().collect(),
             ended: self.ended.values().map(|(run, end, _)| (run.clone(), *end)).collect(),
         }));
@@ -388,11 +396,12 @@ impl Worker {
             return;
         }
         match (down, self.phase) {
-            (Down::Welcome { store, thresholds }, Phase::Greeting(sent)) => {
+            (Down::Welcome { store, thresholds, set }, Phase::Greeting(sent)) => {
                 self.phase = Phase::In;
                 self.epoch = epoch;
                 self.store = Some(store);
                 self.thresholds = thresholds;
+                self.learn(set);
                 self.answered(sent, effects);
                 if self.draining {
                     effects.push(Effect::Offer { slots: 0 });
@@ -404,7 +413,10 @@ impl Worker {
                 self.drained_beat = self.next_beat;
             }
             (Down::Die { then }, Phase::Greeting(_) | Phase::In) => self.on_die(then, effects),
-            (Down::Answer { number }, Phase::In) => self.on_answer(number, effects),
+            (Down::Answer { number, set }, Phase::In) => {
+                self.learn(set);
+                self.on_answer(number, effects);
+            }
             (Down::Start { run }, Phase::In) => self.on_start(run, effects),
             (Down::Stop { task, fence }, Phase::In) => {
                 if self.running.get(&task).is_some_and(|run| run.fence == fence) {
@@ -452,6 +464,15 @@ impl Worker {
                 self.epoch = Epoch(0);
                 self.kill_all(effects);
             }
+        }
+    }
+
+    /// It is told who the workers are. An owner that does not say leaves it at what it knows.
+    fn learn(&mut self, set: Option<WorkerSetId>) {
+        let Some(set) = set else { return };
+        let newer = |known: WorkerSetId| known.incarnation != set.incarnation || known.version < set.version;
+        if self.set.is_none_or(newer) {
+            self.set = Some(set);
         }
     }
 
@@ -571,7 +592,7 @@ impl Worker {
             self.beats.push_back((number, self.now));
         }
         self.beat_at = self.now.plus(self.thresholds.heartbeat_ms);
-        effects.push(Effect::Beat(Beat { number, answered: self.last_answer }));
+        effects.push(Effect::Beat(Beat { number, answered: self.last_answer, set: self.set }));
     }
 
     /// An owner that is too busy drops ends and relies on hearing them again.
@@ -600,6 +621,8 @@ impl Worker {
         }
         self.answered_at = None;
         self.lease = None;
+        // Whoever was with it may be gone by the time it is back.
+        self.set = None;
         self.killing = true;
         effects.push(Effect::KillAll);
         self.look_at_killed();

@@ -38,14 +38,14 @@ fn down(worker: &mut Worker, now: u64, down: Down) -> Vec<Effect> {
 }
 
 fn welcome() -> Down {
-    Down::Welcome { store: StoreId(9), thresholds: Thresholds::default() }
+    Down::Welcome { store: StoreId(9), thresholds: Thresholds::default(), set: None }
 }
 
 /// A worker that was welcomed at 100 ms, having said hello at 0, and runs task 1.
 fn at_work() -> Worker {
     let mut worker = worker();
     assert!(matches!(step(&mut worker, 0, Input::Connected)[..], [Effect::Hello(_)]));
-    let beat = Beat { number: 1, answered: 0 };
+    let beat = Beat { number: 1, answered: 0, set: None };
     assert_eq!(down(&mut worker, 100, welcome()), [Effect::Beat(beat)]);
     assert_eq!(down(&mut worker, 110, Down::Start { run: run(1, 1) }), [Effect::Start { run: run(1, 1) }]);
     worker
@@ -56,7 +56,7 @@ fn the_lease_is_counted_from_the_send() {
     let mut worker = at_work();
     let lease = Thresholds::default().lease_ms();
     assert_eq!(worker.lease(), Some(Millis(lease)));
-    down(&mut worker, 4_000, Down::Answer { number: 1 });
+    down(&mut worker, 4_000, Down::Answer { number: 1, set: None });
     assert_eq!(worker.lease(), Some(Millis(100 + lease)));
 }
 
@@ -136,7 +136,7 @@ fn an_end_is_said_again_until_it_is_acknowledged() {
     assert_eq!(effects, std::slice::from_ref(&ended));
     for second in 1..=10 {
         let effects = step(&mut worker, second * 1_000 + 300, Input::Tick);
-        down(&mut worker, second * 1_000 + 301, Down::Answer { number: second + 1 });
+        down(&mut worker, second * 1_000 + 301, Down::Answer { number: second + 1, set: None });
         assert_eq!(effects.contains(&ended), second == 10, "{second}");
     }
     let forget = Effect::Forget { task: TaskId(1), fence };
@@ -173,7 +173,7 @@ fn an_absence_makes_the_lease_longer_until_the_next_welcome() {
 fn it_drains_when_all_has_ended_and_is_acknowledged() {
     let mut worker = at_work();
     let fence = run(1, 1).fence;
-    let beat = Effect::Beat(Beat { number: 2, answered: 0 });
+    let beat = Effect::Beat(Beat { number: 2, answered: 0, set: None });
     assert_eq!(step(&mut worker, 200, Input::Drain), [Effect::Offer { slots: 0 }, beat]);
     let refuse = Effect::Refuse { task: TaskId(2), fence: run(2, 2).fence };
     assert_eq!(down(&mut worker, 210, Down::Start { run: run(2, 2) }), [refuse]);
@@ -181,7 +181,7 @@ fn it_drains_when_all_has_ended_and_is_acknowledged() {
     let forget = Effect::Forget { task: TaskId(1), fence };
     assert_eq!(down(&mut worker, 230, Down::Acknowledge { task: TaskId(1), fence }), [forget]);
     // Only when the owner is known to know: a start could be on its way.
-    assert_eq!(down(&mut worker, 240, Down::Answer { number: 2 }), [Effect::Exit(Exit::Drained)]);
+    assert_eq!(down(&mut worker, 240, Down::Answer { number: 2, set: None }), [Effect::Exit(Exit::Drained)]);
 }
 
 #[test]

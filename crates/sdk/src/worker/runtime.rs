@@ -348,10 +348,11 @@ impl<R: Runner> Runtime<R> {
             runtime.step(Input::Down { epoch, session, down }, effects);
             runtime.perform(effects);
         };
-        if let Some(v1::Welcome { store_id, thresholds, .. }) = welcome {
+        if let Some(v1::Welcome { store_id, thresholds, worker_set, .. }) = welcome {
             match thresholds.as_ref().map(convert::parse_thresholds) {
                 Some(Ok(thresholds)) => {
-                    say(self, Down::Welcome { store: StoreId(store_id), thresholds });
+                    let set = worker_set.as_ref().map(convert::parse_worker_set);
+                    say(self, Down::Welcome { store: StoreId(store_id), thresholds, set });
                     if self.core.is_in() {
                         info!(seat = %self.seat, epoch = %epoch, "the server lets the worker in");
                         self.pause = PAUSE;
@@ -362,7 +363,8 @@ impl<R: Runner> Runtime<R> {
             }
         }
         if let Some(answer) = answer {
-            say(self, Down::Answer { number: answer.number });
+            let set = answer.worker_set.as_ref().map(convert::parse_worker_set);
+            say(self, Down::Answer { number: answer.number, set });
         }
         self.queues.extend(queues.into_iter().map(|queue| (queue.id, queue.name.into())));
         for start in start {
@@ -500,7 +502,7 @@ impl<R: Runner> Runtime<R> {
                         number: beat.number,
                         answered: beat.answered,
                         handled: self.handled,
-                        worker_set: None,
+                        worker_set: beat.set.map(convert::worker_set),
                     });
                 }
                 Effect::Ended { run, .. } => {

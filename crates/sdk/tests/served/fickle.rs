@@ -96,7 +96,8 @@ impl Session {
             lost_after_ms: 60_000,
             ..wire::Thresholds::default()
         };
-        let welcome = Some(wire::Welcome { store_id: 7, nonce: 1, thresholds: Some(thresholds) });
+        let welcome =
+            Some(wire::Welcome { store_id: 7, nonce: 1, thresholds: Some(thresholds), worker_set: None });
         let queues = vec![wire::QueueName { id: 0, name: "q".into() }];
         self.say(wire::Down { welcome, queues, ..wire::Down::default() }).await;
     }

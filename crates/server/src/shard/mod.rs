@@ -109,6 +109,13 @@ pub(crate) struct Loop<S> {
     /// Workers whose death was told while there was no owner to hear it.
     deaths: Vec<FromWorker>,
     identity: (u64, StoreId),
+    /// Drawn each time that the shard is taken.
+    nonce: u64,
+}
+
+/// A number that nobody can know.
+fn random() -> u64 {
+    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id())
 }
 
 impl<S: Store + Clone + 'static> Loop<S> {
@@ -119,8 +126,8 @@ impl<S: Store + Clone + 'static> Loop<S> {
         metrics: Arc<Metrics>,
         clock: Clock,
     ) -> Loop<S> {
-        let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
-        let store_id = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), random) | 1;
+        let random = random();
+        let store_id = self::random() | 1;
         let now = clock.now();
         Loop {
             config,
@@ -133,6 +140,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             stopping: false,
             deaths: Vec::new(),
             identity: (random, StoreId(store_id)),
+            nonce: random,
         }
     }
 
@@ -172,8 +180,14 @@ impl<S: Store + Clone + 'static> Loop<S> {
             };
             match taken {
                 Ok(taken) => {
-                    let identity =
-                        Identity { epoch: taken.epoch, seed: self.identity.0, store: self.identity.1 };
+                    self.nonce = random();
+                    let identity = Identity {
+                        epoch: taken.epoch,
+                        seed: self.identity.0,
+                        store: self.identity.1,
+                        nonce: self.nonce,
+                        newest: true,
+                    };
                     let mut effects = Vec::new();
                     let settings = self.config.settings.clone();
                     // What was due stays due.
@@ -674,13 +688,15 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Shard(effect) => self.perform_shard(effect),
-                Effect::Welcome { session, worker, store, thresholds } => {
+                Effect::Welcome { session, worker, store, thresholds, set } => {
                     self.reach.insert(worker, session);
                     if let Some(link) = self.links.get_mut(&session) {
                         link.worker = Some(worker);
                     }
                     let thresholds = Some(convert::thresholds(&thresholds));
-                    let welcome = v1::Welcome { store_id: store.0, nonce: self.shell.identity.0, thresholds };
+                    let nonce = self.shell.nonce;
+                    let worker_set = set.map(convert::worker_set);
+                    let welcome = v1::Welcome { store_id: store.0, nonce, thresholds, worker_set };
                     self.gather(session, |gathering| gathering.down.welcome = Some(welcome));
                 }
                 Effect::Refuse { session, refusal, then } => {
@@ -695,8 +711,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                         link.outbox.close();
                     }
                 }
-                Effect::Answer { session, number } => {
-                    let answer = v1::Answer { number, worker_set: None };
+                Effect::Answer { session, number, set } => {
+                    let answer = v1::Answer { number, worker_set: set.map(convert::worker_set) };
                     self.gather(session, |gathering| gathering.down.answer = Some(answer));
                 }
                 Effect::Absence { session, ms } => {

@@ -173,7 +173,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             queues: convert::served(member.queues),
             heard_ms_ago: member.health.map(|_| member.silent_ms),
             lost_in_ms: member.lost_in_ms,
-            why_not: member.why_not.unwrap_or_default().into(),
+            why_not: member.why_not.as_deref().unwrap_or_default().into(),
             address: link.map_or_else(String::new, |link| link.address.clone()),
         }
     }

@@ -96,8 +96,13 @@ impl World {
             absence_ms: self.plan.absence_ms,
             queue: self.plan.queue.clone(),
         };
-        let identity =
-            Identity { epoch: taken.epoch, seed: self.options.hash_seed, store: StoreId(taken.epoch.0 + 7) };
+        let identity = Identity {
+            epoch: taken.epoch,
+            seed: self.options.hash_seed,
+            store: StoreId(taken.epoch.0 + 7),
+            nonce: self.owners.len() as u64,
+            newest: self.plan.newest,
+        };
         let canary = self.bug.map_or_else(canary::Canary::default, canary::Canary::new);
         let mut effects = Vec::new();
         // Its time does not begin before what has been done is over, even if its clock was set back.
@@ -305,15 +310,17 @@ impl World {
             }
             match effect {
                 Effect::Shard(effect) => self.perform_for_shard(owner, effect)?,
-                Effect::Welcome { session, worker, store, thresholds } => {
+                Effect::Welcome { session, worker, store, thresholds, set } => {
                     self.owners[owner].routes.insert(worker, session.0 as usize);
-                    self.say(owner, session, Down::Welcome { store, thresholds });
+                    self.say(owner, session, Down::Welcome { store, thresholds, set });
                 }
                 Effect::Refuse { session, then, .. } => {
                     self.say(owner, session, Down::Die { then });
                     self.hang_up(session.0 as usize);
                 }
-                Effect::Answer { session, number } => self.say(owner, session, Down::Answer { number }),
+                Effect::Answer { session, number, set } => {
+                    self.say(owner, session, Down::Answer { number, set })
+                }
                 Effect::Absence { session, ms } => self.say(owner, session, Down::Absence { ms }),
                 Effect::Stopped => self.stopped(owner),
                 Effect::Note(_) => {}

@@ -12,8 +12,8 @@ use evenhand_core::change::{
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
-    Seat, ShardId, StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId, QueueName,
+    RequestKey, Seat, ShardId, StoreId, TaskId, WorkerSetId,
 };
 use evenhand_core::{Change, Metadata, Row, Run, Task};
 
@@ -381,7 +381,9 @@ pub(super) fn member_record(n: u64) -> MemberRecord {
         started: Millis(n),
     };
     let life = Life { process: n, rejoin: 2 };
-    MemberRecord { token: n << 60, life, wait_ms: n, running: (1..=n).map(run).collect() }
+    let incarnation = Incarnation { epoch: Epoch(n), nonce: n << 40 };
+    let set = n.is_multiple_of(2).then_some(WorkerSetId { incarnation, version: n, hash: !n });
+    MemberRecord { token: n << 60, life, wait_ms: n, running: (1..=n).map(run).collect(), set }
 }
 
 pub(super) fn put_member(seat: &str, n: u64) -> Change {

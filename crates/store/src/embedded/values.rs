@@ -14,7 +14,8 @@ use evenhand_core::change::{
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, Seat, TaskId,
+    Class, ContentType, Epoch, Fence, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId, QueueName,
+    Seat, TaskId, WorkerSetId,
 };
 use evenhand_core::{Row, Run, Task, bounds};
 
@@ -470,6 +471,17 @@ pub(super) fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
         value.put_short(run.fence.dispatch);
         value.put_short(run.started.0);
     }
+    if let Some(WorkerSetId { incarnation, version, hash }) = record.set {
+        value.put_short(incarnation.epoch.0);
+        value.put_u64(incarnation.nonce);
+        value.put_short(version);
+        value.put_u64(hash);
+    }
+}
+
+fn worker_set(get: &mut Get<'_>) -> Option<WorkerSetId> {
+    let incarnation = Incarnation { epoch: Epoch(get.short()?), nonce: get.u64()? };
+    Some(WorkerSetId { incarnation, version: get.short()?, hash: get.u64()? })
 }
 
 pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
@@ -502,7 +514,8 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
             started,
         });
     }
-    Some(MemberRecord { token, life, wait_ms, running })
+    let set = if get.is_done() { None } else { Some(worker_set(get)?) };
+    Some(MemberRecord { token, life, wait_ms, running, set })
 }
 
 pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {

@@ -147,7 +147,7 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
             started: Millis(1_700_000_000_100),
         };
         let life = Life { process: 3, rejoin: 1 };
-        let member = MemberRecord { token: 77, life, wait_ms: 60_000, running: vec![run] };
+        let member = MemberRecord { token: 77, life, wait_ms: 60_000, running: vec![run], set: None };
         commits.push(vec![
             Change::Member { seat: Seat::new("gpu-7").unwrap(), record: Some(member) },
             Change::Stopped { stopped: true },
