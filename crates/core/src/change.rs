@@ -170,6 +170,11 @@ pub enum Change {
         /// It has.
         stopped: bool,
     },
+    /// How long there may be workers that the store does not know of; None if there are none any more.
+    Doubt {
+        /// In milliseconds.
+        left_ms: Option<u64>,
+    },
     /// A request that was named by its caller; None if it is forgotten.
     Request {
         /// Its name.
@@ -586,6 +591,9 @@ pub struct Metadata {
     pub members: Vec<(Seat, MemberRecord)>,
     /// The last owner stopped in good order.
     pub stopped: bool,
+    /// The store may be an old copy of itself, so that there may be workers that it does not know of: for at most so
+    /// many milliseconds yet, or `u64::MAX` if nobody has begun to wait.
+    pub doubt: Option<u64>,
     /// Every request that is remembered.
     pub requests: Vec<(RequestKey, RequestRecord)>,
     /// The levels of the timers.

@@ -324,6 +324,11 @@ pub enum Input {
         /// It does.
         stopped: bool,
     },
+    /// For how long there may be workers that the store does not know of.
+    Doubt {
+        /// In milliseconds; None if there are none any more.
+        left_ms: Option<u64>,
+    },
     /// The store has no id yet: this is it.
     Identify {
         /// The id.

@@ -136,6 +136,15 @@ pub struct Fence {
     pub epoch: Epoch,
     /// The dispatch, counted within that epoch.
     pub dispatch: u64,
+    /// That owner's nonce: if the store is set back to an old copy, epochs and dispatches come again, fences do not.
+    pub nonce: u64,
+}
+
+impl Fence {
+    /// The owner that dispatched it.
+    pub fn incarnation(self) -> Incarnation {
+        Incarnation { epoch: self.epoch, nonce: self.nonce }
+    }
 }
 
 /// One life of a seat. A later one with the same machine token proves the earlier one dead.

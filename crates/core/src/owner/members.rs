@@ -34,6 +34,10 @@ pub(super) struct Member {
     pub(super) unsaved: bool,
     /// It has heard from this owner: what earlier ones granted it no longer counts.
     pub(super) confirmed: bool,
+    /// It has had work.
+    pub(super) worked: bool,
+    /// It was asked to take no more work.
+    pub(super) draining: bool,
     /// What the shard was last told that it offers.
     pub(super) offered: u32,
     /// The worker set that it knew when this owner first heard it, or that an earlier owner saved of it.
@@ -76,6 +80,8 @@ impl Member {
             saved_wait_ms: record.wait_ms,
             unsaved: false,
             confirmed: false,
+            worked: false,
+            draining: false,
             offered: 0,
             first_set: record.set,
             required: false,
@@ -93,7 +99,7 @@ impl Member {
 
     /// It may be given work now.
     pub(super) fn is_usable(&self) -> bool {
-        self.session.is_some() && !self.unsaved && self.required && self.is_healthy()
+        self.session.is_some() && !self.unsaved && self.required && self.is_healthy() && !self.draining
     }
 
     /// How long it is still waited for if it stays silent.

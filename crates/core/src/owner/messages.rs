@@ -5,7 +5,9 @@ use super::health::Thresholds;
 use crate::backlog::Weight;
 use crate::life::{End, Ending};
 use crate::messages::{self, Run};
-use crate::names::{Epoch, Fence, Life, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId, WorkerSetId};
+use crate::names::{
+    Epoch, Fence, Incarnation, Life, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId, WorkerSetId,
+};
 use crate::refusal::Refusal;
 
 /// How a worker begins a session.
@@ -25,8 +27,8 @@ pub struct Hello {
     pub queues: Vec<(QueueName, Weight)>,
     /// The store that it last worked for.
     pub store: Option<StoreId>,
-    /// The highest epoch it has obeyed.
-    pub epoch: Epoch,
+    /// The last owner it has obeyed: none before it had a higher epoch.
+    pub obeyed: Incarnation,
     /// The last worker set that it was told, unless its lease has been over since.
     pub set: Option<WorkerSetId>,
     /// All that it runs.
@@ -114,6 +116,18 @@ pub enum Input {
         /// It drained: all its ends have been acknowledged, and what else it is thought to run, it never started.
         drained: bool,
     },
+    /// Somebody wants a worker to take no more work, and to end when what it runs has ended.
+    Drain {
+        /// Its seat.
+        seat: Seat,
+    },
+    /// Somebody who takes the risk says that a worker is dead, with all that it ran.
+    GiveUp {
+        /// Its seat.
+        seat: Seat,
+    },
+    /// Somebody who takes the risk wants the start gate open: whoever has not come counts as dead.
+    OpenGate,
     /// The server wants to stop in good order.
     Stop,
     /// Time has passed.
@@ -133,6 +147,8 @@ pub enum Effect {
         worker: WorkerId,
         /// The store it works for.
         store: StoreId,
+        /// The owner's nonce.
+        nonce: u64,
         /// What counts for it.
         thresholds: Thresholds,
         /// The worker set, if it may be told.
@@ -162,6 +178,17 @@ pub enum Effect {
         session: SessionId,
         /// How much longer, in milliseconds.
         ms: u64,
+    },
+    /// Tell a worker to drain.
+    Drain {
+        /// The connection.
+        session: SessionId,
+    },
+    /// A worker has obeyed an owner of this epoch, of which the store knows nothing. If the store still is this owner's, it
+    /// has been set back: take it anew, above that epoch and in doubt.
+    Doubt {
+        /// The epoch.
+        shown: Epoch,
     },
     /// All is saved: the server may end.
     Stopped,

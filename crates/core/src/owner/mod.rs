@@ -33,6 +33,7 @@ use crate::life::Ending;
 use crate::messages as shard_messages;
 use crate::names::{
     Epoch, Fence, Incarnation, Life, Millis, QueueName, Seat, SessionId, StoreId, TaskId, WorkerId,
+    WorkerSetId,
 };
 use crate::refusal::{Kind, Refusal};
 use crate::shard::Shard;
@@ -45,6 +46,11 @@ use worker_set::WorkerSet;
 const FEW: usize = 64;
 /// Between two times that it is found out for more, in milliseconds.
 const PROPAGATE_MS: u64 = 20;
+/// Workers that may join before those who joined before them are known to all; the others wait for their turn. Without
+/// that, workers that come and go fast enough would keep everybody who is new from working.
+const JOINS: u32 = 16;
+/// An epoch that is so far above the owner's own is no owner's.
+const EPOCHS_AHEAD: u64 = 1_000_000;
 
 /// What an owner is told once.
 #[derive(Clone, Debug)]
@@ -81,8 +87,6 @@ pub struct Identity {
     pub store: StoreId,
     /// Another random number: with the epoch it tells this owner from all others, even if the store is set back.
     pub nonce: u64,
-    /// The store is known to be its own newest copy. If not, workers may be running that it knows nothing of.
-    pub newest: bool,
 }
 
 /// The start gate.
@@ -101,18 +105,24 @@ pub struct Owner {
     shard: Shard,
     settings: Settings,
     store: StoreId,
+    nonce: u64,
     canary: Canary,
     now: Millis,
     members: BTreeMap<Seat, Member>,
     /// The members as workers are told them, since the gate is open.
     set: WorkerSet,
-    /// Members that have never had work, as the others may not know them yet.
+    /// Those in the set that have never had work, as the others may not know them yet.
     waiting: BTreeSet<Seat>,
+    /// Members that are not in the set yet: many came at once, and their turn comes.
+    queued: BTreeSet<Seat>,
+    /// Joins since all who were in the set had work.
+    joins: u32,
     /// When it may be found out again who requires whom.
     propagate_at: Millis,
-    newest: bool,
-    /// When nobody can be alive any more whom the store does not know.
-    safe_at: Millis,
+    /// The store may be an old copy: when nobody can be alive any more whom it does not know.
+    doubt: Option<Millis>,
+    /// It has been found that the store was set back: what happens now is for the next owner.
+    doubted: bool,
     /// Whose session a connection is.
     sessions: BTreeMap<SessionId, Seat>,
     workers: BTreeMap<WorkerId, Seat>,
@@ -150,22 +160,29 @@ impl Owner {
         effects: &mut Vec<Effect>,
     ) -> Result<Owner, String> {
         let saved = std::mem::take(&mut metadata.members);
-        let (stopped, store) = (metadata.stopped, metadata.store);
+        let doubt = metadata.doubt.filter(|_| !canary.is(Bug::DoubtIgnored));
+        let (marked, store) = (metadata.stopped, metadata.store);
+        // What an old copy says of what runs is worth nothing.
+        let stopped = marked && doubt.is_none();
         let shard =
             Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?
+                .with_nonce(identity.nonce)
                 .with_defaults(settings.queue.clone());
         let mut owner = Owner {
             shard,
             settings,
             store: store.unwrap_or(identity.store),
+            nonce: identity.nonce,
             canary,
             now,
             members: BTreeMap::new(),
             set: WorkerSet::new(Incarnation { epoch: identity.epoch, nonce: identity.nonce }, canary),
             waiting: BTreeSet::new(),
+            queued: BTreeSet::new(),
+            joins: 0,
             propagate_at: now,
-            newest: identity.newest,
-            safe_at: now,
+            doubt: None,
+            doubted: false,
             sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
             next_worker: 1,
@@ -180,11 +197,19 @@ impl Owner {
         if store.is_none() {
             owner.feed(shard_messages::Input::Identify { store: owner.store }, effects);
         }
-        if !owner.newest {
+        if let Some(left_ms) = doubt {
             let granted = saved.iter().map(|(_, record)| record.wait_ms).max().unwrap_or(0);
-            owner.safe_at = now.plus(owner.longest_ms().max(granted));
+            let left_ms = if left_ms == u64::MAX { owner.longest_ms().max(granted) } else { left_ms };
+            owner.doubt = Some(now.plus(left_ms));
+            owner.save_doubt(effects);
+            if marked {
+                owner.feed(shard_messages::Input::Mark { stopped: false }, effects);
+            }
         }
-        for (seat, record) in saved {
+        for (seat, mut record) in saved {
+            if stopped && canary.is(Bug::AbsenceForgotten) {
+                record.wait_ms = owner.settings.thresholds.lost_after_ms;
+            }
             let worker = owner.add(seat.clone(), |worker| Member::saved(worker, &record, now));
             owner.shard.count_on(worker, seat);
             if stopped {
@@ -228,6 +253,14 @@ impl Owner {
             Input::Dead { seat, token, process, drained } => {
                 self.on_dead(&seat, token, process, drained, effects);
             }
+            Input::Drain { seat } => self.on_drain(&seat, effects),
+            Input::GiveUp { seat } => {
+                if !self.stopping {
+                    self.lose(&seat, "an operator has given it up", effects);
+                    self.look_at_gate(effects);
+                }
+            }
+            Input::OpenGate => self.on_open_gate(effects),
             Input::Stop => self.on_stop(effects),
             Input::Tick => self.on_tick(effects),
         }
@@ -272,13 +305,10 @@ impl Owner {
             absent: absent().map(|(seat, _)| seat.clone()).collect(),
             opens_in_ms: absent()
                 .map(|(_, member)| member.wait_left(self.now))
-                .chain(
-                    (self.gate == Gate::Shut && !self.newest)
-                        .then(|| self.safe_at.0.saturating_sub(self.now.0)),
-                )
+                .chain(self.doubt.map(|until| until.0.saturating_sub(self.now.0)))
                 .max()
                 .unwrap_or(0),
-            newest: self.newest,
+            in_doubt: self.doubt.is_some(),
             members: self.members.len(),
         }
     }
@@ -296,7 +326,7 @@ impl Owner {
             queues: &member.queues,
             silent_ms: self.now.0.saturating_sub(member.heard.0),
             lost_in_ms: member.wait_left(self.now),
-            why_not: self.why_not(member),
+            why_not: self.why_not(seat, member),
         })
     }
 
@@ -311,13 +341,17 @@ impl Owner {
     }
 
     /// Why a worker gets no work, if it gets none.
-    fn why_not(&self, member: &Member) -> Option<Cow<'static, str>> {
+    fn why_not(&self, seat: &Seat, member: &Member) -> Option<Cow<'static, str>> {
         let why = match member.health {
             None => Some("it has not been heard since this server started"),
             Some(_) if self.stopping => Some("this server is stopping"),
             Some(_) if self.gate != Gate::Open => Some("the start gate is shut"),
             Some(_) if member.unsaved => Some("its join is being saved"),
             Some(_) if member.session.is_none() => Some("it is not connected"),
+            Some(_) if member.draining => Some("it was asked to drain"),
+            Some(_) if self.queued.contains(seat) => {
+                Some("many workers join at once: its turn comes when all know those before it")
+            }
             Some(_) if !member.required => {
                 let (unaware, all) = (self.set.unaware(member.worker), self.members.len());
                 return Some(format!("{unaware} of {all} workers do not know of it yet").into());
@@ -339,12 +373,20 @@ impl Owner {
         endings: Vec<Ending>,
         effects: &mut Vec<Effect>,
     ) {
+        if let Some(shown) = self.shown(&hello) {
+            // Whatever this owner believes is not all there is.
+            if !std::mem::replace(&mut self.doubted, true) {
+                effects.push(Effect::Doubt { shown });
+            }
+        }
         if let Err((refusal, then)) = self.may_enter(&hello) {
             effects.push(Effect::Refuse { session, refusal, then });
             return;
         }
         let claim =
             self.members.get(&hello.seat).map_or(Claim::Join, |member| member.claim(&hello, self.now));
+        let old = matches!(&claim, Claim::Refuse(refusal, _) if refusal.field == "session");
+        let claim = if old && self.canary.is(Bug::OldHelloHeard) { Claim::Resume } else { claim };
         match claim {
             Claim::Refuse(refusal, then) => {
                 effects.push(Effect::Refuse { session, refusal, then });
@@ -369,6 +411,9 @@ impl Owner {
         }
         self.report(&seat, hello, endings, effects);
         self.save_before_welcome(&seat, effects);
+        if self.gate == Gate::Shut && self.canary.is(Bug::SavedSetOverwritten) {
+            self.forget_absent(effects);
+        }
         self.look_at_gate(effects);
     }
 
@@ -382,15 +427,15 @@ impl Owner {
             let message = "the worker has worked for another store; it forgets that one and begins anew";
             return Err((Refusal::new(Kind::Conflict, "store_id", message), Then::Forget));
         }
-        let epoch = self.shard.epoch();
-        let shown = hello.running.iter().chain(hello.ended.iter().map(|(run, _)| run));
-        if shown.map(|run| run.fence.epoch).chain([hello.epoch]).any(|shown| shown > epoch) {
-            let message = format!(
-                "the worker has obeyed epoch {}, this owner has epoch {epoch}: another server has the shard, or \
-                 the store is an old copy",
-                hello.epoch
-            );
-            return Err((Refusal::new(Kind::Conflict, "epoch", message).after(5_000), Then::Retry));
+        if self.doubted {
+            let message = "the store has been set back to an old copy; the server begins anew with it";
+            return Err((Refusal::new(Kind::Unavailable, "epoch", message).after(500), Then::Retry));
+        }
+        let (epoch, ahead) = (self.shard.epoch(), obeyed(hello).map(|obeyed| obeyed.epoch).max());
+        if let Some(ahead) = ahead.filter(|ahead| *ahead > epoch) {
+            let message =
+                format!("the worker has obeyed epoch {ahead}, which is no owner's: this one has {epoch}");
+            return Err((Refusal::new(Kind::Conflict, "epoch", message), Then::Exit));
         }
         if !self.members.contains_key(&hello.seat) && self.members.len() >= bounds::WORKERS {
             let refusal = Refusal::limited(format!("there are {} workers already", bounds::WORKERS));
@@ -398,6 +443,16 @@ impl Owner {
         }
         let known = self.members.get(&hello.seat).map_or(WorkerId(0), |member| member.worker);
         self.shard.may_join(known, hello.slots, &hello.queues).map_err(|refusal| (refusal, Then::Exit))
+    }
+
+    /// The highest epoch of an owner that a worker has obeyed and that the store knows nothing of, if there is one: the
+    /// store has been set back, or is another owner's by now.
+    fn shown(&self, hello: &Hello) -> Option<Epoch> {
+        let own = Incarnation { epoch: self.shard.epoch(), nonce: self.nonce };
+        let unknown = obeyed(hello).filter(|obeyed| obeyed.epoch >= own.epoch && *obeyed != own);
+        let other_store = hello.store.is_some_and(|store| store != self.store);
+        let shown = unknown.map(|obeyed| obeyed.epoch).max().filter(|_| !other_store && !self.stopping)?;
+        (shown.0 - own.epoch.0 <= EPOCHS_AHEAD).then_some(shown)
     }
 
     /// The same life says hello again: to this owner, or first to an earlier one.
@@ -428,7 +483,10 @@ impl Owner {
             member.heard = self.now;
             member.acknowledged = self.now;
             member.answered = 0;
-            member.wait_ms = member.wait_ms.max(lost_after_ms);
+            member.wait_ms = match self.canary.is(Bug::LoweredAtOnce) {
+                false => member.wait_ms.max(lost_after_ms),
+                true => lost_after_ms,
+            };
             self.set.heard(member.worker, hello.set);
         }
         self.sessions.insert(session, hello.seat.clone());
@@ -474,6 +532,16 @@ impl Owner {
         }
     }
 
+    /// A deliberate bug: the store is told of those alone who have come.
+    fn forget_absent(&mut self, effects: &mut Vec<Effect>) {
+        let absent = self.members.iter().filter(|(_, member)| member.is_absent());
+        let absent: Vec<_> = absent.map(|(seat, member)| (seat.clone(), member.worker)).collect();
+        for (seat, worker) in absent {
+            let record = MemberRecord::default();
+            self.feed(shard_messages::Input::Member { worker, seat, record }, effects);
+        }
+    }
+
     fn save(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
         let Some(member) = self.members.get_mut(seat) else { return };
         member.saved_wait_ms = member.wait_ms;
@@ -494,11 +562,11 @@ impl Owner {
         member.unsaved = false;
         if let (Some(session), false) = (member.session, self.stopping) {
             let (store, thresholds) = (self.store, self.settings.thresholds);
-            let set = (self.gate == Gate::Open || self.canary.is(Bug::SetToldWhileShut)).then(|| {
-                self.set.join(worker, &seat, member.life);
-                self.set.id()
-            });
-            effects.push(Effect::Welcome { session, worker, store, thresholds, set });
+            let set = self.join(&seat);
+            let Some(member) = self.members.get_mut(&seat) else { return };
+            let (nonce, drain) = (self.nonce, member.draining);
+            effects.push(Effect::Welcome { session, worker, store, nonce, thresholds, set });
+            effects.extend(drain.then_some(Effect::Drain { session }));
             // What was to be stopped before it could be told.
             let stop = std::mem::take(&mut member.stop);
             let canceled = self.shard.canceled_runs_of(worker).map(|run| (run.task, run.fence));
@@ -522,7 +590,9 @@ impl Owner {
         if member.health == Some(Health::New) || beat.answered > member.answered {
             member.answered = beat.answered;
             member.acknowledged = self.now;
-        } else if self.now.0 - member.acknowledged.0 > unhealthy_after_ms {
+        } else if self.now.0 - member.acknowledged.0 > unhealthy_after_ms
+            && !self.canary.is(Bug::OneWayNeverLost)
+        {
             return; // it is heard but does not hear: an answer would keep nobody alive
         }
         member.heard = self.now;
@@ -532,8 +602,11 @@ impl Owner {
         member.health = Some(Health::Healthy);
         let unsaved = member.saved_wait_ms != lost_after_ms;
         let worker = member.worker;
+        if self.canary.is(Bug::AgreeOnNewSet) {
+            member.first_set = beat.set;
+        }
         self.set.heard(worker, beat.set);
-        let set = (self.gate == Gate::Open || self.canary.is(Bug::SetToldWhileShut)).then(|| self.set.id());
+        let set = self.tells().then(|| self.set.id()).filter(|_| self.set.contains(worker));
         effects.push(Effect::Answer { session, number: beat.number, set });
         if !was_healthy {
             effects.push(Effect::Note(Note::Health { seat: seat.clone(), healthy: true }));
@@ -542,6 +615,14 @@ impl Owner {
         if unsaved {
             self.save(&seat, effects);
         }
+    }
+
+    fn on_drain(&mut self, seat: &Seat, effects: &mut Vec<Effect>) {
+        let Some(member) = self.members.get_mut(seat) else { return };
+        member.draining = true;
+        let session = member.session.filter(|_| !member.unsaved && !self.stopping);
+        effects.extend(session.map(|session| Effect::Drain { session }));
+        self.offer(seat, effects);
     }
 
     fn on_offer(&mut self, session: SessionId, slots: u32, effects: &mut Vec<Effect>) {
@@ -582,6 +663,7 @@ impl Owner {
             return;
         }
         member.offered = slots;
+        member.worked |= slots > 0;
         let (worker, queues) = (member.worker, member.queues.clone());
         self.feed(shard_messages::Input::Slots { worker, slots, queues }, effects);
     }
@@ -610,6 +692,7 @@ impl Owner {
         let Some(member) = self.members.remove(seat) else { return };
         self.workers.remove(&member.worker);
         self.waiting.remove(seat);
+        self.queued.remove(seat);
         self.set.lose(member.worker);
         if let Some(session) = member.session {
             self.sessions.remove(&session);
@@ -664,6 +747,12 @@ impl Owner {
         }
         for seat in silent {
             effects.push(Effect::Note(Note::Health { seat: seat.clone(), healthy: false }));
+            if let Some(member) =
+                self.members.get_mut(&seat).filter(|_| self.canary.is(Bug::RequiredForgotten))
+            {
+                member.required = false;
+                self.waiting.insert(seat.clone());
+            }
             self.offer(&seat, effects);
         }
         for seat in lost {
@@ -679,6 +768,9 @@ impl Owner {
             return;
         }
         self.wait_saved = self.now;
+        if self.doubt.is_some() {
+            self.save_doubt(effects);
+        }
         let now = self.now;
         let absent = self.members.iter_mut().filter(|(_, member)| member.is_absent());
         let mut seats = Vec::new();
@@ -699,31 +791,37 @@ impl Owner {
             return;
         }
         let saved = !self.members.values().any(Member::is_absent) || self.canary.is(Bug::GateIgnoresAbsent);
-        if saved && (self.newest || self.now >= self.safe_at) {
+        if saved && self.doubt.is_none_or(|until| self.now >= until) {
             self.open(effects);
-        } else if !self.newest && self.workers_agree() {
+        } else if self.doubt.is_some() && self.workers_agree() {
             // Whoever has not come runs nothing: the others would not have agreed.
-            let absent = self.members.iter().filter(|(_, member)| member.is_absent());
-            for seat in absent.map(|(seat, _)| seat.clone()).collect::<Vec<Seat>>() {
-                self.lose(&seat, "the other workers agree that it is gone", effects);
-            }
+            self.lose_absent("the other workers agree that it is gone", effects);
             self.open(effects);
         }
     }
 
     /// Whether those who have said hello agree that they are all there are.
     fn workers_agree(&self) -> bool {
-        let present = self.members.iter().filter(|(_, member)| !member.is_absent());
-        worker_set::agree(present.map(|(seat, member)| (seat, member.life, member.first_set)))
+        let present = || self.members.iter().filter(|(_, member)| !member.is_absent());
+        if self.canary.is(Bug::AgreeOnSome) {
+            let mut sets = present().map(|(_, member)| member.first_set);
+            let first = sets.next().flatten();
+            return first.is_some() && sets.all(|set| set == first);
+        }
+        worker_set::agree(present().map(|(seat, member)| (seat, member.life, member.first_set)))
     }
 
     /// From now on tasks may start, and workers are told who is there. If they all know that already, work may begin
     /// at once; if not, it waits until they do.
     fn open(&mut self, effects: &mut Vec<Effect>) {
         self.gate = Gate::Open;
+        if self.doubt.take().is_some() {
+            self.feed(shard_messages::Input::Doubt { left_ms: None }, effects);
+        }
         effects.push(Effect::Note(Note::GateOpened));
-        for (seat, member) in self.members.iter().filter(|(_, member)| !member.unsaved) {
-            self.set.join(member.worker, seat, member.life);
+        let members = self.members.iter().filter(|(_, member)| !member.unsaved);
+        for seat in members.map(|(seat, _)| seat.clone()).collect::<Vec<Seat>>() {
+            self.enter_set(&seat);
         }
         let all = self.members.iter().map(|(seat, member)| (seat, member.life, member.first_set));
         if worker_set::agree(all) {
@@ -732,8 +830,71 @@ impl Owner {
         self.feed(shard_messages::Input::Open, effects);
     }
 
+    /// Whoever has not come is gone.
+    fn lose_absent(&mut self, why: &'static str, effects: &mut Vec<Effect>) {
+        let absent = self.members.iter().filter(|(_, member)| member.is_absent());
+        for seat in absent.map(|(seat, _)| seat.clone()).collect::<Vec<Seat>>() {
+            self.lose(&seat, why, effects);
+        }
+    }
+
+    /// Somebody does not want to wait.
+    fn on_open_gate(&mut self, effects: &mut Vec<Effect>) {
+        if self.gate == Gate::Shut && !self.stopping {
+            self.lose_absent("an operator has opened the start gate without it", effects);
+            self.open(effects);
+        }
+    }
+
+    /// Saves how long there may still be workers that the store does not know.
+    fn save_doubt(&mut self, effects: &mut Vec<Effect>) {
+        let left_ms = self.doubt.map(|until| until.0.saturating_sub(self.now.0));
+        let left_ms = left_ms.filter(|_| !self.canary.is(Bug::DoubtForgotten));
+        self.feed(shard_messages::Input::Doubt { left_ms }, effects);
+    }
+
+    /// Whether workers may be told who they are.
+    fn tells(&self) -> bool {
+        let careless = self.canary.is(Bug::SetToldWhileShut) || self.canary.is(Bug::AgreeOnNewSet);
+        self.gate == Gate::Open || careless
+    }
+
+    /// A worker that is let in joins the set, now or when its turn comes; what it may be told of it then.
+    fn join(&mut self, seat: &Seat) -> Option<WorkerSetId> {
+        let member = self.members.get(seat).filter(|_| self.tells())?;
+        if !self.set.contains(member.worker) {
+            // One that comes with the word of an earlier owner could agree with others like it: all must know it soon.
+            let may_wait = member.first_set.is_none();
+            if may_wait && self.joins >= JOINS && !self.waiting.is_empty() {
+                self.queued.insert(seat.clone());
+                return None;
+            }
+            self.joins += 1;
+            self.enter_set(seat);
+        }
+        Some(self.set.id())
+    }
+
+    fn enter_set(&mut self, seat: &Seat) {
+        if let Some(member) = self.members.get(seat) {
+            self.set.join(member.worker, seat, member.life);
+            self.waiting.insert(seat.clone());
+        }
+    }
+
+    /// If all who are in the set have had work, or are gone, whoever waited for their turn joins.
+    fn let_queued_join(&mut self) {
+        if self.waiting.is_empty() {
+            self.joins = 0;
+            for seat in std::mem::take(&mut self.queued) {
+                self.enter_set(&seat);
+            }
+        }
+    }
+
     /// Lets those have work whom all others require by now.
     fn look_at_set(&mut self, effects: &mut Vec<Effect>) {
+        self.let_queued_join();
         if self.gate != Gate::Open || self.waiting.is_empty() || !self.set.is_dirty() {
             return;
         }
@@ -757,6 +918,7 @@ impl Owner {
             }
             self.offer(&seat, effects);
         }
+        self.let_queued_join();
     }
 
     // --- stopping ---
@@ -810,7 +972,6 @@ impl Owner {
         let worker = WorkerId(self.next_worker);
         self.next_worker += 1;
         self.workers.insert(worker, seat.clone());
-        self.waiting.insert(seat.clone());
         self.members.insert(seat, member(worker));
         worker
     }
@@ -883,8 +1044,7 @@ impl Owner {
         }
         let propagate = (!self.waiting.is_empty() && self.set.is_dirty()).then_some(self.propagate_at);
         let propagate = propagate.filter(|_| self.gate == Gate::Open);
-        let safe =
-            (self.gate == Gate::Shut && !self.newest && self.now < self.safe_at).then_some(self.safe_at);
+        let safe = self.doubt.filter(|until| self.now < *until);
         let next = [self.shard_wake, self.look_at, propagate, safe].into_iter().flatten().min();
         if let Some(at) = next
             && self.wake.is_none_or(|wake| at < wake)
@@ -909,11 +1069,23 @@ impl Owner {
                 return Err(format!("{seat} is offered as {} slots, but may get no work", member.offered));
             }
         }
+        for (seat, member) in &self.members {
+            if member.worked && !member.required {
+                return Err(format!("{seat} has had work, and waits until the others know it"));
+            }
+        }
         if self.workers.len() != self.members.len() {
             return Err("a worker has no seat".into());
         }
         Ok(())
     }
+}
+
+/// Every owner that a worker shows to have obeyed.
+fn obeyed(hello: &Hello) -> impl Iterator<Item = Incarnation> {
+    let runs = hello.running.iter().chain(hello.ended.iter().map(|(run, _)| run));
+    let sets = hello.set.iter().map(|set| set.incarnation);
+    runs.map(|run| run.fence.incarnation()).chain(sets).chain([hello.obeyed])
 }
 
 /// What this effect has a worker stop.
@@ -927,6 +1099,8 @@ fn stop_of(effect: &Effect, of: WorkerId) -> Option<(TaskId, Fence)> {
         | Effect::Refuse { .. }
         | Effect::Answer { .. }
         | Effect::Absence { .. }
+        | Effect::Drain { .. }
+        | Effect::Doubt { .. }
         | Effect::Stopped
         | Effect::Note(_) => None,
     }
@@ -941,8 +1115,8 @@ pub struct GateView {
     pub absent: Vec<Seat>,
     /// When they are given up at the latest, in milliseconds from now.
     pub opens_in_ms: u64,
-    /// The store is known to be its newest copy; if not, there may be workers that it does not know.
-    pub newest: bool,
+    /// The store may be an old copy: there may be workers that it does not know.
+    pub in_doubt: bool,
     /// Workers that it counts on.
     pub members: usize,
 }

@@ -244,7 +244,7 @@ impl Shard {
         let weights = lane.places.waiting_weights();
         let Some((level, entry)) = lane.start_first() else { return false };
         let key = lane.places.keys().get(entry.key).key.clone();
-        let fence = Fence { epoch: self.epoch, dispatch: self.next_dispatch };
+        let fence = Fence { epoch: self.epoch, dispatch: self.next_dispatch, nonce: self.nonce };
         self.next_dispatch += 1;
         let run = Run {
             task: entry.task,

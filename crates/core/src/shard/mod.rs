@@ -103,6 +103,7 @@ pub(crate) struct HeldEnd {
 pub struct Shard {
     pub(crate) bounds: Bounds,
     pub(crate) epoch: Epoch,
+    nonce: u64,
     pub(crate) canary: Canary,
     seed: u64,
     now: Millis,
@@ -245,6 +246,7 @@ impl Shard {
         let mut shard = Shard {
             bounds,
             epoch,
+            nonce: 0,
             canary,
             seed,
             now: Millis(0),
@@ -407,6 +409,7 @@ impl Shard {
                 self.batch.changes.push(Change::Stopped { stopped });
                 self.after_commit(Effect::Marked { stopped }, effects);
             }
+            Input::Doubt { left_ms } => self.batch.changes.push(Change::Doubt { left_ms }),
             Input::Identify { store } => self.batch.changes.push(Change::Store { id: store }),
             Input::Committed { commit } => self.on_committed(commit, effects),
             Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
@@ -426,6 +429,13 @@ impl Shard {
     /// The latest that it was told of the time.
     pub(crate) fn time(&self) -> Millis {
         self.now
+    }
+
+    /// Of an owner that has this nonce beside its epoch.
+    #[must_use]
+    pub fn with_nonce(mut self, nonce: u64) -> Shard {
+        self.nonce = if self.canary.is(Bug::FenceRepeats) { 0 } else { nonce };
+        self
     }
 
     /// This owner's epoch.

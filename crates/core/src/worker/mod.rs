@@ -16,7 +16,7 @@ use crate::bounds;
 use crate::canary::{Bug, Canary};
 use crate::life::End;
 use crate::messages::Run;
-use crate::names::{Epoch, Fence, Life, Millis, QueueName, Seat, StoreId, TaskId, WorkerSetId};
+use crate::names::{Epoch, Fence, Incarnation, Life, Millis, QueueName, Seat, StoreId, TaskId, WorkerSetId};
 use crate::owner::health::Thresholds;
 use crate::owner::messages::{Beat, Hello, Then};
 
@@ -42,6 +42,8 @@ pub enum Down {
     Welcome {
         /// The store.
         store: StoreId,
+        /// The owner's nonce.
+        nonce: u64,
         /// What counts.
         thresholds: Thresholds,
         /// Who the workers are, if it may know.
@@ -56,9 +58,13 @@ pub enum Down {
     },
     /// Start a run.
     Start {
+        /// Counted within the session: what does not come after the last one has been answered.
+        number: u64,
         /// The run.
         run: Run,
     },
+    /// Take no more work, and end when what runs has ended.
+    Drain,
     /// End a run.
     Stop {
         /// The task.
@@ -214,7 +220,8 @@ pub struct Worker {
     rejoin: u32,
     session: u64,
     store: Option<StoreId>,
-    epoch: Epoch,
+    /// The last owner it obeyed.
+    obeyed: Incarnation,
     /// The last worker set that it was told.
     set: Option<WorkerSetId>,
     thresholds: Thresholds,
@@ -225,6 +232,8 @@ pub struct Worker {
     beats: VecDeque<(u64, Millis)>,
     next_beat: u64,
     last_answer: u64,
+    /// The last start of this session.
+    last_start: u64,
     beat_at: Millis,
     running: BTreeMap<TaskId, Run>,
     /// Ends that are not acknowledged, and when they were last said.
@@ -256,7 +265,7 @@ impl Worker {
             rejoin: 0,
             session: 0,
             store: None,
-            epoch: Epoch(0),
+            obeyed: Incarnation::default(),
             set: None,
             thresholds: Thresholds::default(),
             answered_at: None,
@@ -264,6 +273,7 @@ impl Worker {
             beats: VecDeque::new(),
             next_beat: 1,
             last_answer: 0,
+            last_start: 0,
             beat_at: Millis(0),
             running: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -353,6 +363,7 @@ impl Worker {
         self.misnamed.clear();
         self.next_beat = 1;
         self.last_answer = 0;
+        self.last_start = 0;
         let now = self.now;
         for (.., said) in self.ended.values_mut() {
             *said = now;
@@ -365,7 +376,7 @@ impl Worker {
             slots: self.slots(),
             queues: self.offer.queues.clone(),
             store: self.store,
-            epoch: self.epoch,
+            obeyed: self.obeyed,
             set: self.set,
             running: self.running.values().cloned().collect(),
             ended: self.ended.values().map(|(run, end, _)| (run.clone(), *end)).collect(),
@@ -387,18 +398,18 @@ impl Worker {
 
     fn on_down(&mut self, epoch: Epoch, session: u64, down: Down, effects: &mut Vec<Effect>) {
         let of_now = session == self.session || self.canary.is(Bug::OldSessionObeyed);
-        if !of_now || epoch < self.epoch || self.phase == Phase::Away {
+        if !of_now || epoch < self.obeyed.epoch || self.phase == Phase::Away {
             // An older session, or an owner that has a successor.
-            if of_now && epoch < self.epoch && self.phase != Phase::Away {
+            if of_now && epoch < self.obeyed.epoch && self.phase != Phase::Away {
                 self.leave();
                 effects.push(Effect::Disconnect);
             }
             return;
         }
         match (down, self.phase) {
-            (Down::Welcome { store, thresholds, set }, Phase::Greeting(sent)) => {
+            (Down::Welcome { store, nonce, thresholds, set }, Phase::Greeting(sent)) => {
                 self.phase = Phase::In;
-                self.epoch = epoch;
+                self.obeyed = Incarnation { epoch, nonce };
                 self.store = Some(store);
                 self.thresholds = thresholds;
                 self.learn(set);
@@ -417,7 +428,13 @@ impl Worker {
                 self.learn(set);
                 self.on_answer(number, effects);
             }
-            (Down::Start { run }, Phase::In) => self.on_start(run, effects),
+            (Down::Start { number, run }, Phase::In) => {
+                if number > self.last_start || self.canary.is(Bug::StartsHeardTwice) {
+                    self.last_start = number;
+                    self.on_start(run, effects);
+                }
+            }
+            (Down::Drain, Phase::In) => self.on_drain(effects),
             (Down::Stop { task, fence }, Phase::In) => {
                 if self.running.get(&task).is_some_and(|run| run.fence == fence) {
                     effects.push(Effect::Stop { task, fence });
@@ -438,6 +455,7 @@ impl Worker {
                 Down::Welcome { .. }
                 | Down::Answer { .. }
                 | Down::Start { .. }
+                | Down::Drain
                 | Down::Stop { .. }
                 | Down::Acknowledge { .. }
                 | Down::Absence { .. }
@@ -461,7 +479,7 @@ impl Worker {
                 let ended = std::mem::take(&mut self.ended);
                 effects.extend(ended.into_keys().map(|(task, fence)| Effect::Forget { task, fence }));
                 self.store = None;
-                self.epoch = Epoch(0);
+                self.obeyed = Incarnation::default();
                 self.kill_all(effects);
             }
         }
