@@ -274,12 +274,12 @@ pub fn cut(text: &mut String, bytes: usize) {
 
 /// Which run, on the wire.
 pub fn run_id(task: TaskId, fence: Fence) -> v1::RunId {
-    v1::RunId { task: task.0, epoch: fence.epoch.0, dispatch: fence.dispatch }
+    v1::RunId { task: task.0, epoch: fence.epoch.0, dispatch: fence.dispatch, nonce: fence.nonce }
 }
 
 /// Which run, from the wire.
 pub fn parse_run_id(id: &v1::RunId) -> (TaskId, Fence) {
-    (TaskId(id.task), Fence { epoch: Epoch(id.epoch), dispatch: id.dispatch })
+    (TaskId(id.task), Fence { epoch: Epoch(id.epoch), dispatch: id.dispatch, nonce: id.nonce })
 }
 
 /// A run on the wire.
@@ -412,7 +412,8 @@ pub fn hello(hello: &Hello, shard: ShardId, running: Vec<v1::Run>, ended: Vec<v1
         slots: hello.slots,
         queues: served(&hello.queues),
         store_id: hello.store.map_or(0, |store| store.0),
-        epoch: hello.epoch.0,
+        epoch: hello.obeyed.epoch.0,
+        nonce: hello.obeyed.nonce,
         worker_set: hello.set.map(worker_set),
         running,
         ended,
@@ -444,7 +445,7 @@ pub fn parse_hello(hello: &v1::Hello) -> Result<Hello, Refusal> {
         slots: hello.slots,
         queues,
         store: (hello.store_id != 0).then_some(StoreId(hello.store_id)),
-        epoch: Epoch(hello.epoch),
+        obeyed: Incarnation { epoch: Epoch(hello.epoch), nonce: hello.nonce },
         set: hello.worker_set.as_ref().map(parse_worker_set),
         running: running?,
         ended: ended?,
@@ -511,7 +512,7 @@ mod tests {
                 attach_ms: 1_000,
                 expected_ms: 30_000,
             })),
-            fence: Fence { epoch: Epoch(3), dispatch: 9 },
+            fence: Fence { epoch: Epoch(3), dispatch: 9, nonce: 4 },
             started: Millis(5),
         };
         assert_eq!(parse_run(&run(&there, 70)), Ok(there.clone()));
@@ -634,7 +635,7 @@ mod tests {
 
     #[test]
     fn a_later_fence_is_a_greater_text() {
-        let fence = |epoch, dispatch| fence_text(Fence { epoch: Epoch(epoch), dispatch });
+        let fence = |epoch, dispatch| fence_text(Fence { epoch: Epoch(epoch), dispatch, nonce: 7 });
         assert!(fence(1, 99) < fence(2, 1) && fence(2, 9) < fence(2, 10) && fence(9, 1) < fence(10, 0));
     }
 

@@ -212,7 +212,7 @@ fn times_in_the_far_past_and_future_are_only_numbers() {
 #[test]
 fn facts_about_unknown_things_are_ignored_or_answered() {
     let mut shard = shard();
-    let fence = Fence { epoch: Epoch(9), dispatch: 9 };
+    let fence = Fence { epoch: Epoch(9), dispatch: 9, nonce: 9 };
     let (worker, task) = (WorkerId(9), TaskId(9));
     let facts = vec![
         Input::Refused { worker, task, fence },

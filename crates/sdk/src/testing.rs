@@ -95,7 +95,7 @@ impl TestWorker {
         task.check()?;
         let NewTask { task } = task;
         let attempt = convert::parse_attempt("attempt", attempt)?.into();
-        let run = (TaskId(1), Fence { epoch: Epoch(1), dispatch: u64::from(attempt) });
+        let run = (TaskId(1), Fence { epoch: Epoch(1), dispatch: u64::from(attempt), nonce: 0 });
         let mut runner = InProcess::for_tests(self.handlers.clone(), self.grace);
         runner.start(Job {
             run,

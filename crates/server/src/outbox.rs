@@ -133,6 +133,7 @@ impl Gathering {
             deadlines,
             absence_ms,
             die,
+            drain,
             queues: _,
         } = &self.down;
         welcome.is_none()
@@ -143,5 +144,6 @@ impl Gathering {
             && deadlines.is_empty()
             && absence_ms.is_none()
             && die.is_none()
+            && !drain
     }
 }

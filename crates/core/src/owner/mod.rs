@@ -1038,6 +1038,8 @@ impl Owner {
         self.look_at_set(effects);
         if self.members.is_empty() {
             self.look_at_gate(effects);
+        }
+        if self.members.is_empty() && self.doubt.is_none() {
             self.look_at = None;
         } else if self.look_at.is_none() {
             self.look_at = Some(self.now.plus((self.settings.thresholds.heartbeat_ms / 2).max(1)));

@@ -27,6 +27,7 @@ struct Tables {
     members: BTreeMap<Seat, MemberRecord>,
     requests: BTreeMap<RequestKey, RequestRecord>,
     stopped: bool,
+    doubt: Option<u64>,
     store: Option<StoreId>,
     timers: ShelfRecord,
     canceling: BTreeSet<TaskId>,
@@ -43,6 +44,7 @@ impl Tables {
             aside: Vec::new(),
             members: self.members.clone().into_iter().collect(),
             stopped: self.stopped,
+            doubt: self.doubt,
             requests: self.requests.clone().into_iter().collect(),
             store: self.store,
             timers: self.timers,
@@ -94,6 +96,7 @@ impl Tables {
                 self.members.remove(&seat);
             }
             Change::Stopped { stopped } => self.stopped = stopped,
+            Change::Doubt { left_ms } => self.doubt = left_ms,
             Change::Store { id } => self.store = Some(id),
             Change::Seq { next } => self.next_seq = next,
             Change::Request { key, record } => {
@@ -141,12 +144,22 @@ impl Server {
     }
 
     fn take(tables: Tables, settings: Settings, now: u64) -> Server {
-        Server::take_copy(tables, settings, now, true)
+        Server::take_above(tables, settings, now, 1, None)
     }
 
-    fn take_copy(mut tables: Tables, settings: Settings, now: u64, newest: bool) -> Server {
+    fn take_above(
+        mut tables: Tables,
+        settings: Settings,
+        now: u64,
+        nonce: u64,
+        shown: Option<Epoch>,
+    ) -> Server {
+        if let Some(shown) = shown {
+            tables.epoch = tables.epoch.max(shown.0);
+            tables.doubt = Some(u64::MAX);
+        }
         tables.epoch += 1;
-        let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1, newest };
+        let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce };
         let mut effects = Vec::new();
         let metadata = tables.metadata();
         let owner = Owner::new(Millis(now), settings.clone(), identity, metadata, &mut effects).unwrap();
@@ -156,9 +169,19 @@ impl Server {
         server
     }
 
-    /// Another server begins with this one's store as it was here, and cannot tell whether that is all.
+    /// Another server begins with this one's store as it was here, which is noticed.
     fn restore(self, after: u64) -> Server {
-        Server::take_copy(self.tables, self.settings, self.now + after, false)
+        Server::take_above(self.tables, self.settings, self.now + after, 2, Some(Epoch(0)))
+    }
+
+    /// The same, and nobody notices.
+    fn restore_unnoticed(self, after: u64) -> Server {
+        Server::take_above(self.tables, self.settings, self.now + after, 2, None)
+    }
+
+    /// The owner has been shown this epoch: the store is taken anew.
+    fn take_again(self, shown: Epoch) -> Server {
+        Server::take_above(self.tables, self.settings, self.now, 3, Some(shown))
     }
 
     /// The server dies; what it held is lost. Another begins.
@@ -287,7 +310,7 @@ fn worker(seat: &str) -> Session {
         slots: 2,
         queues: vec![(queue(), Weight::ONE)],
         store: None,
-        epoch: Epoch(0),
+        obeyed: Incarnation::default(),
         set: None,
         running: Vec::new(),
         ended: Vec::new(),
@@ -298,22 +321,27 @@ fn worker(seat: &str) -> Session {
 impl Session {
     fn hello(&mut self, server: &mut Server) -> Vec<Effect> {
         self.hello.session += 1;
-        let number = u64::from(self.hello.seat.as_str().as_bytes()[1]);
+        let number: u64 = self.hello.seat.as_str()[1..].parse().unwrap();
         self.id = SessionId(1_000_000 * server.tables.epoch + 1_000 * number + self.hello.session);
         self.beats = 0;
         let input = Input::Hello { session: self.id, hello: self.hello.clone(), endings: Vec::new() };
         let effects = server.tell(input);
-        self.learn(&effects);
+        self.learn(server.owner.shard().epoch(), &effects);
         effects
     }
 
     /// What it is told of the worker set.
-    fn learn(&mut self, effects: &[Effect]) {
+    fn learn(&mut self, epoch: Epoch, effects: &[Effect]) {
         for effect in effects {
             if let Effect::Welcome { session, set, .. } | Effect::Answer { session, set, .. } = effect
                 && *session == self.id
             {
                 self.hello.set = set.or(self.hello.set);
+            }
+            if let Effect::Welcome { session, nonce, .. } = effect
+                && *session == self.id
+            {
+                self.hello.obeyed = Incarnation { epoch, nonce: *nonce };
             }
         }
     }
@@ -322,7 +350,7 @@ impl Session {
         let beat = Beat { number: self.beats + 1, answered: self.beats, set: self.hello.set };
         self.beats += 1;
         let effects = server.tell(Input::Beat { session: self.id, beat });
-        self.learn(&effects);
+        self.learn(server.owner.shard().epoch(), &effects);
         effects
     }
 
@@ -625,7 +653,7 @@ fn nobody_gets_work_before_the_store_knows_it() {
     assert_eq!(w1.beat(&mut server), []);
     let welcomed = server.release();
     assert!(is_welcome(&welcomed));
-    w1.learn(&welcomed);
+    w1.learn(server.owner.shard().epoch(), &welcomed);
     assert_eq!(started(&w1.beat(&mut server)).len(), 1);
 }
 
@@ -667,17 +695,68 @@ fn a_worker_of_another_store_forgets_it_first() {
 }
 
 #[test]
-fn a_worker_that_has_obeyed_a_higher_epoch_is_refused() {
-    let (mut server, _, mut run) = at_work();
+fn an_epoch_that_can_be_no_owners_is_refused() {
+    let (mut server, ..) = at_work();
     let mut w2 = worker("w2");
-    w2.hello.epoch = Epoch(2);
-    assert_eq!(refused(&w2.hello(&mut server)), Some(("epoch", Then::Retry)));
-    w2.hello.epoch = Epoch(1);
-    run.fence.epoch = Epoch(2);
-    w2.hello.running = vec![run];
-    assert_eq!(refused(&w2.hello(&mut server)), Some(("epoch", Then::Retry)), "its run shows it");
+    w2.hello.obeyed.epoch = Epoch(u64::MAX);
+    let effects = w2.hello(&mut server);
+    assert_eq!(refused(&effects), Some(("epoch", Then::Exit)));
+    assert_eq!(doubted(&effects), None);
+}
+
+/// The epoch that an owner was shown and that its store knows nothing of.
+fn doubted(effects: &[Effect]) -> Option<Epoch> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Doubt { shown } => Some(*shown),
+        _ => None,
+    })
+}
+
+/// A server was set back with all that is on its machine, so nothing there tells that the store is an old copy; the
+/// gate opens, as those have come whom the store knows. Then one comes that it does not know.
+#[test]
+fn a_worker_of_an_owner_that_the_store_does_not_know_shuts_the_gate_again() {
+    let (mut server, mut w1, run) = at_work();
+    let copy = server.clone();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    server.wait_with(1_000, &mut [&mut w1, &mut w2]);
+    let later = started(&server.put(3));
+    let of_w2: Vec<Run> = later.into_iter().filter(|later| later.key == run.key).skip(1).collect();
     let mut server = server.crash(0);
-    assert!(is_welcome(&w2.hello(&mut server)));
+    w1.hello.running = vec![run.clone()];
+    w2.hello.running = of_w2.clone();
+    w1.join(&mut server);
+    w2.join(&mut server);
+    assert_eq!(w2.hello.obeyed, Incarnation { epoch: Epoch(2), nonce: 1 });
+    // The old copy had epoch 1 and is taken as epoch 2 by another owner.
+    for shows in ["what it obeyed", "what it runs", "what it knows"] {
+        let (mut server, mut w2) = (copy.clone().restore_unnoticed(0), w2.clone());
+        let mut w3 = worker("w3");
+        assert!(is_welcome(&w3.hello(&mut server)), "who has never worked is no sign of anything");
+        if shows != "what it obeyed" {
+            w2.hello.obeyed = Incarnation::default();
+        }
+        if shows != "what it knows" {
+            w2.hello.set = None;
+        }
+        if shows == "what it runs" {
+            w2.hello.running.iter_mut().for_each(|run| run.fence.epoch = Epoch(2));
+        } else {
+            w2.hello.running.clear();
+        }
+        let effects = w2.hello(&mut server);
+        assert_eq!(
+            (refused(&effects), doubted(&effects)),
+            (Some(("epoch", Then::Retry)), Some(Epoch(2))),
+            "{shows}"
+        );
+        assert_eq!(doubted(&w2.hello(&mut server)), None, "once is enough");
+        let mut server = server.take_again(Epoch(2));
+        assert_eq!(server.owner.shard().epoch(), Epoch(3));
+        assert!(is_welcome(&w2.hello(&mut server)));
+        assert!(!server.owner.gate().open && server.owner.gate().in_doubt);
+    }
 }
 
 #[test]
@@ -728,8 +807,7 @@ fn the_gate_does_not_open_before_the_mark_is_removed() {
     server.tell(Input::Stop);
     let Server { mut tables, settings, now, .. } = server;
     tables.epoch += 1;
-    let identity =
-        Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1, newest: true };
+    let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1 };
     let mut effects = Vec::new();
     let owner = Owner::new(Millis(now), settings, identity, tables.metadata(), &mut effects).unwrap();
     assert!(!owner.gate().open);
@@ -781,8 +859,7 @@ fn a_new_owner_asks_for_its_windows_at_once() {
     server.put(3);
     let Server { mut tables, settings, now, .. } = server;
     tables.epoch += 1;
-    let identity =
-        Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1, newest: true };
+    let identity = Identity { epoch: Epoch(tables.epoch), seed: 1, store: StoreId(5), nonce: 1 };
     let mut effects = Vec::new();
     let owner = Owner::new(Millis(now), settings, identity, tables.metadata(), &mut effects).unwrap();
     let load = |effect: &Effect| matches!(effect, Effect::Shard(shard_messages::Effect::Load { .. }));
@@ -826,12 +903,10 @@ fn on_an_old_copy_of_the_store_workers_have_to_agree() {
     assert!(started_later.len() == 3, "{started_later:?}");
     let mut server = copy.restore(0);
     w1.hello.running = vec![run.clone()];
-    w1.hello.epoch = Epoch(0);
     w1.join(&mut server);
     assert!(!server.owner.gate().open, "w2 is unknown to the store, but w1 knows it");
     server.wait_with(10_000, &mut [&mut w1]);
     assert!(!server.owner.gate().open);
-    w2.hello.epoch = Epoch(0);
     assert_eq!(set_of(&w1), set_of(&w2));
     w2.join(&mut server);
     assert!(server.owner.gate().open);
@@ -845,7 +920,7 @@ fn on_an_old_copy_of_the_store_the_safe_time_opens_the_gate() {
     server.wait(safe_ms - 1);
     assert!(!server.owner.gate().open);
     let gate = server.owner.gate();
-    assert_eq!((gate.newest, gate.opens_in_ms), (false, 1));
+    assert_eq!((gate.in_doubt, gate.opens_in_ms), (true, 1));
     server.wait(1);
     assert!(server.owner.gate().open);
 }
@@ -866,4 +941,132 @@ fn no_worker_set_is_told_while_the_gate_is_shut() {
     server.wait_with(1_000, &mut [w1, w2]);
     assert_ne!(set_of(w1), before);
     assert_eq!(set_of(w1), set_of(w2));
+}
+
+#[test]
+fn doubt_outlives_restarts_and_its_time_goes_on() {
+    let (server, ..) = at_work();
+    let mut server = server.restore(0);
+    let safe_ms = LOST + health::waited_ms(server.settings.absence_ms);
+    assert_eq!(server.tables.doubt, Some(safe_ms));
+    server.wait(safe_ms / 2);
+    let mut server = server.crash(1_000);
+    let gate = server.owner.gate();
+    assert!(gate.in_doubt && gate.opens_in_ms <= safe_ms / 2 + bounds::WAIT_SAVED_MS, "{gate:?}");
+    server.wait(gate.opens_in_ms);
+    assert!(server.owner.gate().open);
+    assert_eq!(server.tables.doubt, None);
+    assert!(!server.crash(0).owner.gate().in_doubt);
+}
+
+/// A copy that was made while the server was stopped has the mark of a good stop. What it says of what runs is not true
+/// any more.
+#[test]
+fn the_mark_of_an_old_copy_does_not_count() {
+    let (mut server, mut w1, run) = at_work();
+    server.tell(Input::Stop);
+    assert!(server.tables.stopped);
+    let mut server = server.restore(0);
+    assert!(!server.owner.gate().open && !server.tables.stopped);
+    w1.hello.running = vec![run];
+    w1.join(&mut server);
+    assert!(server.owner.gate().open, "it is alone, and knows that");
+}
+
+/// Workers that join, and are never heard again.
+fn passers_by(server: &mut Server, from: usize, count: usize) {
+    for n in from..from + count {
+        worker(&format!("w{}", 100 + n)).hello(server);
+    }
+}
+
+// Scenario 40.
+#[test]
+fn workers_that_come_and_go_do_not_keep_new_ones_from_working() {
+    let mut server = Server::start();
+    let mut steady: Vec<Session> = (0..3).map(|n| worker(&format!("w{n}"))).collect();
+    steady.iter_mut().for_each(|worker| drop(worker.join(&mut server)));
+    let [w0, w1, w2] = steady.as_mut_slice() else { unreachable!() };
+    server.wait_with(2_000, &mut [w0, w1, w2]);
+    assert_eq!(server.owner.members().filter_map(|member| member.why_not).count(), 0);
+    let mut late = worker("w9");
+    let (mut seconds, mut passed, mut working) = (0, 0, None);
+    // Two of them a second, each silent for ever: there is always one that knows nobody.
+    while working.is_none() && seconds < 4 * LOST / 1_000 {
+        passers_by(&mut server, passed, 2);
+        passed += 2;
+        if seconds == 10 {
+            late.join(&mut server);
+        }
+        server.wait_with(1_000, &mut [w0, w1, w2, &mut late]);
+        seconds += 1;
+        let member = server.owner.members().find(|member| member.seat.as_str() == "w9");
+        working = member.filter(|member| member.why_not.is_none()).map(|_| seconds);
+    }
+    // It waits for those before it to be lost, and at most once more for those who joined with it.
+    assert!(working.is_some_and(|at| at <= 10 + 2 * LOST / 1_000 + 10), "{working:?}");
+    assert!(server.owner.members().filter(|member| member.why_not.is_none()).count() == 4);
+}
+
+/// One whose turn has not come is told no set, so it cannot take a part of the workers for all; and whoever comes with a
+/// set of its own does not have to wait for its turn.
+#[test]
+fn who_waits_for_its_turn_is_told_nothing() {
+    let mut server = Server::start();
+    let mut first = worker("w1");
+    first.join(&mut server);
+    passers_by(&mut server, 0, JOINS as usize);
+    let mut queued = worker("w2");
+    queued.join(&mut server);
+    assert_eq!(queued.hello.set, None);
+    let why = |server: &Server, seat: &str| {
+        let member = server.owner.members().find(|member| member.seat.as_str() == seat).unwrap();
+        member.why_not.unwrap().into_owned()
+    };
+    assert_eq!(why(&server, "w2"), "many workers join at once: its turn comes when all know those before it");
+    let mut other = worker("w3");
+    other.hello.set = first.hello.set;
+    other.join(&mut server);
+    assert_ne!(other.hello.set, first.hello.set);
+    server.wait_with(LOST + 2_000, &mut [&mut first, &mut queued, &mut other]);
+    assert_eq!(server.owner.members().filter_map(|member| member.why_not).count(), 0);
+    assert_eq!(queued.hello.set, first.hello.set);
+}
+
+#[test]
+fn a_worker_that_is_asked_to_drain_gets_nothing_more_and_is_asked_again_in_its_next_session() {
+    let (mut server, mut w1, _) = at_work();
+    let drain = || Input::Drain { seat: Seat::new("w1").unwrap() };
+    assert_eq!(server.tell(drain()), [Effect::Drain { session: w1.id }]);
+    assert_eq!(started(&server.put(1)), []);
+    let why: Vec<_> = server.owner.members().filter_map(|member| member.why_not).collect();
+    assert_eq!(why, ["it was asked to drain"]);
+    assert!(w1.hello(&mut server).contains(&Effect::Drain { session: w1.id }));
+    assert_eq!(server.tell(Input::Drain { seat: Seat::new("nobody").unwrap() }), []);
+}
+
+#[test]
+fn an_operator_may_give_a_worker_up() {
+    let (mut server, _, run) = at_work();
+    let mut w2 = worker("w2");
+    w2.join(&mut server);
+    server.wait_with(10_000, &mut [&mut w2]);
+    let effects = server.tell(Input::GiveUp { seat: Seat::new("w1").unwrap() });
+    assert_eq!(lost(&effects), ["an operator has given it up"]);
+    let mut effects = effects;
+    effects.extend(server.wait_with(1_000, &mut [&mut w2]));
+    assert_eq!(started(&effects).pop().map(|run| (run.task, run.attempt)), Some((run.task, 2)));
+}
+
+#[test]
+fn an_operator_may_open_the_gate() {
+    let (server, ..) = at_work();
+    for mut server in [server.clone().crash(0), server.restore(0)] {
+        assert!(!server.owner.gate().open);
+        let effects = server.tell(Input::OpenGate);
+        assert_eq!(lost(&effects), ["an operator has opened the start gate without it"]);
+        assert!(server.owner.gate().open && !server.owner.gate().in_doubt);
+        assert_eq!(server.tables.doubt, None);
+        assert_eq!(server.tell(Input::OpenGate), [], "it is open");
+    }
 }

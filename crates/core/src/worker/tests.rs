@@ -20,7 +20,7 @@ fn run(task: u64, dispatch: u64) -> Run {
         max_attempts: 5,
         lost: 0,
         terms: None,
-        fence: Fence { epoch: EPOCH, dispatch },
+        fence: Fence { epoch: EPOCH, dispatch, nonce: 0 },
         started: Millis(0),
     }
 }
@@ -38,7 +38,7 @@ fn down(worker: &mut Worker, now: u64, down: Down) -> Vec<Effect> {
 }
 
 fn welcome() -> Down {
-    Down::Welcome { store: StoreId(9), thresholds: Thresholds::default(), set: None }
+    Down::Welcome { store: StoreId(9), nonce: 4, thresholds: Thresholds::default(), set: None }
 }
 
 /// A worker that was welcomed at 100 ms, having said hello at 0, and runs task 1.
@@ -47,7 +47,10 @@ fn at_work() -> Worker {
     assert!(matches!(step(&mut worker, 0, Input::Connected)[..], [Effect::Hello(_)]));
     let beat = Beat { number: 1, answered: 0, set: None };
     assert_eq!(down(&mut worker, 100, welcome()), [Effect::Beat(beat)]);
-    assert_eq!(down(&mut worker, 110, Down::Start { run: run(1, 1) }), [Effect::Start { run: run(1, 1) }]);
+    assert_eq!(
+        down(&mut worker, 110, Down::Start { number: 1, run: run(1, 1) }),
+        [Effect::Start { run: run(1, 1) }]
+    );
     worker
 }
 
@@ -65,8 +68,8 @@ fn a_start_that_was_buffered_while_the_process_slept_does_not_happen() {
     let mut worker = at_work();
     // Not even before the lease is over: 5 s without an answer is no longer healthy.
     let refuse = Effect::Refuse { task: TaskId(2), fence: run(2, 2).fence };
-    assert_eq!(down(&mut worker, 6_000, Down::Start { run: run(2, 2) }), [refuse]);
-    let effects = down(&mut worker, 70_000, Down::Start { run: run(3, 3) });
+    assert_eq!(down(&mut worker, 6_000, Down::Start { number: 2, run: run(2, 2) }), [refuse]);
+    let effects = down(&mut worker, 70_000, Down::Start { number: 3, run: run(3, 3) });
     assert_eq!(effects, [Effect::Disconnect, Effect::KillAll]);
 }
 
@@ -149,7 +152,7 @@ fn an_older_session_and_an_older_owner_are_not_obeyed() {
     let mut worker = at_work();
     step(&mut worker, 200, Input::Disconnected);
     step(&mut worker, 300, Input::Connected);
-    let start = Down::Start { run: run(2, 2) };
+    let start = Down::Start { number: 2, run: run(2, 2) };
     assert_eq!(step(&mut worker, 310, Input::Down { epoch: EPOCH, session: 1, down: start }), []);
     let old = Input::Down { epoch: Epoch(6), session: 2, down: welcome() };
     assert_eq!(step(&mut worker, 320, old), [Effect::Disconnect]);
@@ -176,7 +179,7 @@ fn it_drains_when_all_has_ended_and_is_acknowledged() {
     let beat = Effect::Beat(Beat { number: 2, answered: 0, set: None });
     assert_eq!(step(&mut worker, 200, Input::Drain), [Effect::Offer { slots: 0 }, beat]);
     let refuse = Effect::Refuse { task: TaskId(2), fence: run(2, 2).fence };
-    assert_eq!(down(&mut worker, 210, Down::Start { run: run(2, 2) }), [refuse]);
+    assert_eq!(down(&mut worker, 210, Down::Start { number: 2, run: run(2, 2) }), [refuse]);
     step(&mut worker, 220, Input::Ended { task: TaskId(1), fence, end: Some(End::Succeeded) });
     let forget = Effect::Forget { task: TaskId(1), fence };
     assert_eq!(down(&mut worker, 230, Down::Acknowledge { task: TaskId(1), fence }), [forget]);
@@ -187,13 +190,33 @@ fn it_drains_when_all_has_ended_and_is_acknowledged() {
 #[test]
 fn another_store_is_begun_anew() {
     let mut worker = at_work();
-    down(&mut worker, 150, Down::Start { run: run(2, 2) });
+    down(&mut worker, 150, Down::Start { number: 2, run: run(2, 2) });
     let (task, fence) = (TaskId(2), run(2, 2).fence);
     step(&mut worker, 160, Input::Ended { task, fence, end: Some(End::Succeeded) });
     let effects = down(&mut worker, 200, Down::Die { then: Then::Forget });
     assert_eq!(effects, [Effect::Disconnect, Effect::Forget { task, fence }, Effect::KillAll]);
     step(&mut worker, 210, Input::Ended { task: TaskId(1), fence: run(1, 1).fence, end: None });
     let [Effect::Hello(hello)] = &step(&mut worker, 220, Input::Connected)[..] else { panic!() };
-    assert_eq!((hello.store, hello.epoch, hello.life.rejoin), (None, Epoch(0), 1));
+    assert_eq!((hello.store, hello.obeyed, hello.life.rejoin), (None, Incarnation::default(), 1));
     assert!(hello.running.is_empty() && hello.ended.is_empty());
+}
+
+/// What comes twice was answered the first time, whatever has become of it since.
+#[test]
+fn a_start_that_comes_twice_is_started_once() {
+    let mut worker = at_work();
+    let (task, fence) = (TaskId(1), run(1, 1).fence);
+    step(&mut worker, 120, Input::Ended { task, fence, end: Some(End::Succeeded) });
+    down(&mut worker, 130, Down::Acknowledge { task, fence });
+    assert_eq!(down(&mut worker, 140, Down::Start { number: 1, run: run(1, 1) }), []);
+}
+
+#[test]
+fn a_worker_drains_when_its_owner_asks() {
+    let mut worker = at_work();
+    let (task, fence) = (TaskId(1), run(1, 1).fence);
+    assert!(down(&mut worker, 120, Down::Drain).contains(&Effect::Offer { slots: 0 }));
+    step(&mut worker, 130, Input::Ended { task, fence, end: Some(End::Succeeded) });
+    down(&mut worker, 140, Down::Acknowledge { task, fence });
+    assert_eq!(down(&mut worker, 150, Down::Answer { number: 2, set: None }), [Effect::Exit(Exit::Drained)]);
 }

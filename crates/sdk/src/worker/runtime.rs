@@ -136,8 +136,6 @@ pub(crate) struct Runtime<R> {
     board: Arc<Board>,
     /// When progress may be told again.
     progress_at: Instant,
-    /// The highest dispatch that was started or refused in this session.
-    handled: u64,
     link: Option<Link>,
     connecting: bool,
     pause: Duration,
@@ -180,7 +178,6 @@ impl<R: Runner> Runtime<R> {
             news: v1::News::default(),
             lines: 0,
             line_bytes: 0,
-            handled: 0,
             link: None,
             connecting: false,
             pause: PAUSE,
@@ -286,7 +283,6 @@ impl<R: Runner> Runtime<R> {
                 self.link = Some(link);
                 self.news = v1::News::default();
                 (self.lines, self.line_bytes) = (0, 0);
-                self.handled = 0;
                 self.step(Input::Connected, effects);
             }
             Err(refusal) => {
@@ -342,17 +338,18 @@ impl<R: Runner> Runtime<R> {
             deadlines,
             absence_ms,
             die,
+            drain,
         } = down;
         let epoch = Epoch(epoch);
         let mut say = |runtime: &mut Self, down: Down| {
             runtime.step(Input::Down { epoch, session, down }, effects);
             runtime.perform(effects);
         };
-        if let Some(v1::Welcome { store_id, thresholds, worker_set, .. }) = welcome {
+        if let Some(v1::Welcome { store_id, nonce, thresholds, worker_set }) = welcome {
             match thresholds.as_ref().map(convert::parse_thresholds) {
                 Some(Ok(thresholds)) => {
                     let set = worker_set.as_ref().map(convert::parse_worker_set);
-                    say(self, Down::Welcome { store: StoreId(store_id), thresholds, set });
+                    say(self, Down::Welcome { store: StoreId(store_id), nonce, thresholds, set });
                     if self.core.is_in() {
                         info!(seat = %self.seat, epoch = %epoch, "the server lets the worker in");
                         self.pause = PAUSE;
@@ -373,10 +370,9 @@ impl<R: Runner> Runtime<R> {
                 warn!("the server wants a run started that makes no sense");
                 continue;
             };
-            let key = (run.task, run.fence);
-            self.handled = self.handled.max(run.fence.dispatch);
+            let (key, number) = ((run.task, run.fence), start.number);
             self.offered.insert(key, start);
-            say(self, Down::Start { run });
+            say(self, Down::Start { number, run });
             self.offered.remove(&key);
         }
         if session == self.core.session() && self.core.is_in() {
@@ -393,6 +389,10 @@ impl<R: Runner> Runtime<R> {
         for id in &acknowledged {
             let (task, fence) = convert::parse_run_id(id);
             say(self, Down::Acknowledge { task, fence });
+        }
+        if drain {
+            info!("asked to drain: no more work is taken, what runs goes on");
+            say(self, Down::Drain);
         }
         if let Some(ms) = absence_ms {
             say(self, Down::Absence { ms });
@@ -501,7 +501,6 @@ impl<R: Runner> Runtime<R> {
                     self.news.heartbeat = Some(v1::Heartbeat {
                         number: beat.number,
                         answered: beat.answered,
-                        handled: self.handled,
                         worker_set: beat.set.map(convert::worker_set),
                     });
                 }
@@ -692,7 +691,7 @@ mod tests {
     use super::*;
 
     fn run(task: u64) -> RunKey {
-        (TaskId(task), Fence { epoch: Epoch(1), dispatch: task })
+        (TaskId(task), Fence { epoch: Epoch(1), dispatch: task, nonce: 0 })
     }
 
     fn ended(task: u64, bytes: usize) -> v1::RunEnded {
@@ -760,7 +759,7 @@ mod tests {
     fn the_largest_message_is_within_bounds() {
         let slots = evenhand_core::bounds::SLOTS_PER_WORKER as usize;
         let a_progress = v1::RunProgress {
-            run: Some(v1::RunId { task: u64::MAX, epoch: u64::MAX, dispatch: u64::MAX }),
+            run: Some(v1::RunId { task: u64::MAX, epoch: u64::MAX, dispatch: u64::MAX, nonce: u64::MAX }),
             progress: Some(v1::Progress {
                 fraction: Some(0.5),
                 message: "x".repeat(evenhand_api::PROGRESS_BYTES),

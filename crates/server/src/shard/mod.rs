@@ -79,6 +79,8 @@ enum Back {
 enum Over {
     Stopped,
     Again(StoreError),
+    /// A worker has obeyed an owner of this epoch, of which the store knows nothing.
+    Doubted(Epoch),
 }
 
 /// A worker's connection.
@@ -89,6 +91,8 @@ struct Link {
     numbered: u64,
     address: String,
     gathering: Gathering,
+    /// Starts that were sent on it.
+    starts: u64,
     /// Queues whose names it has been told.
     named: HashSet<QueueId>,
     /// Who was let in on it.
@@ -109,8 +113,6 @@ pub(crate) struct Loop<S> {
     /// Workers whose death was told while there was no owner to hear it.
     deaths: Vec<FromWorker>,
     identity: (u64, StoreId),
-    /// Drawn each time that the shard is taken.
-    nonce: u64,
 }
 
 /// A number that nobody can know.
@@ -140,31 +142,36 @@ impl<S: Store + Clone + 'static> Loop<S> {
             stopping: false,
             deaths: Vec::new(),
             identity: (random, StoreId(store_id)),
-            nonce: random,
         }
     }
 
     /// Owns the shard until the server stops.
     pub(crate) async fn run(mut self) -> Result<(), ServerError> {
+        let mut shown = None;
         loop {
-            let Some((owner, effects)) = self.take().await? else { return Ok(()) };
+            let Some((owner, effects)) = self.take(shown.take()).await? else { return Ok(()) };
             match Owned::new(&mut self, owner).run(effects).await? {
                 Over::Stopped => return Ok(()),
                 Over::Again(why) if self.stopping => {
                     return Err(ServerError::Store(format!("{why}; what runs is not saved")));
                 }
                 Over::Again(why) => warn!(%why, "a commit failed: the shard is dropped and taken again"),
+                Over::Doubted(epoch) => {
+                    warn!(%epoch, "a worker has obeyed an owner that this store knows nothing of: the store has been \
+                          set back to an old copy; the shard is taken again, and the start gate is shut");
+                    shown = Some(epoch);
+                }
             }
         }
     }
 
-    /// Takes the shard, however long that needs. None: the server stops.
-    async fn take(&mut self) -> Result<Option<(Owner, Vec<Effect>)>, ServerError> {
+    /// Takes the shard, however long that needs, above an epoch that a worker has shown. None: the server stops.
+    async fn take(&mut self, shown: Option<Epoch>) -> Result<Option<(Owner, Vec<Effect>)>, ServerError> {
         let mut pause = TAKE_AGAIN;
         let store = self.store.clone();
         loop {
             let taking = async {
-                let taken = store.take(SHARD).await;
+                let taken = store.take(SHARD, shown).await;
                 if taken.is_err() {
                     tokio::time::sleep(pause).await;
                 }
@@ -180,13 +187,11 @@ impl<S: Store + Clone + 'static> Loop<S> {
             };
             match taken {
                 Ok(taken) => {
-                    self.nonce = random();
                     let identity = Identity {
                         epoch: taken.epoch,
                         seed: self.identity.0,
                         store: self.identity.1,
-                        nonce: self.nonce,
-                        newest: true,
+                        nonce: random(),
                     };
                     let mut effects = Vec::new();
                     let settings = self.config.settings.clone();
@@ -309,6 +314,8 @@ struct Owned<'a, S> {
     stopping: bool,
     stopped: bool,
     broken: Option<String>,
+    /// A worker has obeyed an owner of this epoch, of which the store knows nothing.
+    doubted: Option<Epoch>,
 }
 
 impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
@@ -336,6 +343,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             stopping: false,
             stopped: false,
             broken: None,
+            doubted: None,
         }
     }
 
@@ -362,6 +370,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             if let Some(what) = self.broken.take() {
                 error!(what, "the store contradicts itself");
                 return Err(ServerError::Store(what));
+            }
+            if let Some(shown) = self.doubted.filter(|_| self.commit.is_none() && !self.stopping) {
+                return self.doubt(shown).await;
             }
             if self.stopped && self.commit.is_none() {
                 self.send_gathered();
@@ -437,6 +448,21 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 next_turn = Instant::now() + Starts::TURN_EVERY;
                 self.shell.starts.turn(self.shell.clock.now());
             }
+        }
+    }
+
+    /// Whether the store still is this owner's: then it has been set back, and is taken anew. If not, another server has
+    /// it, and the worker has only been there before.
+    async fn doubt(mut self, shown: Epoch) -> Result<Over, ServerError> {
+        let checked = self.shell.store.commit(SHARD, self.owner.shard().epoch(), Vec::new()).await;
+        self.close_sessions();
+        match checked {
+            Ok(()) => Ok(Over::Doubted(shown)),
+            Err(why @ (StoreError::Fenced { .. } | StoreError::Corrupt { .. })) => {
+                error!(%why, "this server cannot go on");
+                Err(ServerError::Store(why.to_string()))
+            }
+            Err(why @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) => Ok(Over::Again(why)),
         }
     }
 
@@ -519,6 +545,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                         numbered,
                         address,
                         gathering: Gathering::default(),
+                        starts: 0,
                         named: HashSet::new(),
                         worker: None,
                     },
@@ -688,13 +715,12 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Shard(effect) => self.perform_shard(effect),
-                Effect::Welcome { session, worker, store, thresholds, set } => {
+                Effect::Welcome { session, worker, store, nonce, thresholds, set } => {
                     self.reach.insert(worker, session);
                     if let Some(link) = self.links.get_mut(&session) {
                         link.worker = Some(worker);
                     }
                     let thresholds = Some(convert::thresholds(&thresholds));
-                    let nonce = self.shell.nonce;
                     let worker_set = set.map(convert::worker_set);
                     let welcome = v1::Welcome { store_id: store.0, nonce, thresholds, worker_set };
                     self.gather(session, |gathering| gathering.down.welcome = Some(welcome));
@@ -718,6 +744,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 Effect::Absence { session, ms } => {
                     self.gather(session, |gathering| gathering.down.absence_ms = Some(ms));
                 }
+                Effect::Drain { session } => self.gather(session, |gathering| gathering.down.drain = true),
+                Effect::Doubt { shown } => self.doubted = Some(shown),
                 Effect::Stopped => self.stopped = true,
                 Effect::Note(note) => self.note(&note),
             }
@@ -869,7 +897,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         let name = name.map(|name| v1::QueueName { id: queue.0, name: name.as_str().into() });
         let payload = Bytes::from_owner(work.payload);
         let content_type = work.content_type.as_str().into();
-        let start = v1::Start { run: Some(convert::run(run, work.max_duration_ms)), payload, content_type };
+        link.starts += 1;
+        let (run, number) = (Some(convert::run(run, work.max_duration_ms)), link.starts);
+        let start = v1::Start { run, payload, content_type, number };
         self.gather(session, |gathering| {
             gathering.down.queues.extend(name);
             gathering.start(start);
