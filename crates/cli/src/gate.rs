@@ -156,12 +156,27 @@ mod tests {
     #[test]
     fn a_gate_that_is_shut_says_whom_it_waits_for_and_what_to_do() {
         let waits = "waiting for 2 of 40 workers: gpu-7, gpu-9, at most 41 s";
-        expect![[r#""#]].assert_eq(&show::gate_text(
-            &shut(&["gpu-7", "gpu-9"], false, waits),
-            Some(100),
-            Paint::NONE,
-        ));
+        expect![[r#"
+              gate      shut: nothing starts; tasks are accepted, and what runs goes on
+              why       waiting for 2 of 40 workers: gpu-7, gpu-9, at most 41 s
+
+            What to do:
+              bring these workers back, in their seats; or wait: it opens by itself
+              evenhand gate open   opens it now; it says what that risks
+        "#]]
+        .assert_eq(&show::gate_text(&shut(&["gpu-7", "gpu-9"], false, waits), Some(100), Paint::NONE));
         let waits = "the store may be an old copy: waiting until all workers agree that nobody is missing, at most 361 s";
-        expect![[r#""#]].assert_eq(&show::gate_text(&shut(&[], true, waits), Some(100), Paint::NONE));
+        expect![[r#"
+              gate      shut: nothing starts; tasks are accepted, and what runs goes on
+              why       the store may be an old copy: waiting until all workers agree that nobody is missing, at
+                        most 361 s
+              in doubt  the store seems to be older than what it was before, such as a backup that was restored.
+                        There may be workers that it does not know, and what they run. The gate opens as soon as
+                        those that are here agree that nobody is missing, or when nobody else can be alive
+
+            What to do:
+              wait: it opens by itself
+              evenhand gate open   opens it now; it says what that risks
+        "#]].assert_eq(&show::gate_text(&shut(&[], true, waits), Some(100), Paint::NONE));
     }
 }

@@ -559,7 +559,7 @@ pub(crate) fn gate_text(shard: &Shard, room: Option<usize>, paint: Paint) -> Str
         return facts.text();
     }
     facts.looks("gate", "shut: nothing starts; tasks are accepted, and what runs goes on", Look::Waits);
-    facts.fact("waits for", shard.waits_for.as_deref().unwrap_or_default());
+    facts.fact("why", shard.waits_for.as_deref().unwrap_or_default());
     if shard.in_doubt {
         facts.fact(
             "in doubt",
@@ -568,7 +568,9 @@ pub(crate) fn gate_text(shard: &Shard, room: Option<usize>, paint: Paint) -> Str
              nobody is missing, or when nobody else can be alive",
         );
     }
-    facts.fact("absent", shard.absent_seats.join(", "));
+    if shard.absent_seats.len() > SEATS_NAMED {
+        facts.fact("absent", shard.absent_seats.join(", "));
+    }
     let mut text = facts.text();
     let back = match shard.absent_seats.is_empty() {
         true => "wait: it opens by itself",
@@ -628,6 +630,45 @@ mod tests {
         assert_eq!([1.0, 2.5, 0.001].map(weight), ["1", "2.5", "0.001"]);
         let half = Progress { fraction: Some(0.5), message: "page\n7".into() };
         assert_eq!(progress(&half), "50 % page 7");
+    }
+
+    #[test]
+    fn reasons_for_which_there_is_no_room_beside_the_workers_stand_below() {
+        let worker = |seat: &str, health: &str, why_not: &str| {
+            let (seat, health, why_not) = (seat.into(), health.into(), why_not.into());
+            let wire = evenhand::wire::Worker {
+                seat,
+                health,
+                why_not,
+                slots: 8,
+                process_life: 1,
+                lost_in_ms: 41_000,
+                ..Default::default()
+            };
+            Worker::from(wire)
+        };
+        let turn = "many workers join at once: its turn comes when all know those before it";
+        let mut all: Vec<Worker> = (1..=7).map(|n| worker(&format!("gpu-{n}"), "new", turn)).collect();
+        all.push(worker("gpu-8", "healthy", ""));
+        all.push(worker("gpu-9", "absent", "it has not been heard since this server started"));
+        expect![[r#"
+              seat   life  health   slots  running  queues  heard
+              gpu-1     1  new          8        0              -
+              gpu-2     1  new          8        0              -
+              gpu-3     1  new          8        0              -
+              gpu-4     1  new          8        0              -
+              gpu-5     1  new          8        0              -
+              gpu-6     1  new          8        0              -
+              gpu-7     1  new          8        0              -
+              gpu-8     1  healthy      8        0              -
+              gpu-9     1  absent       8        0              -
+
+            Why no work:
+              gpu-1, gpu-2, gpu-3, gpu-4, gpu-5 and 2 more: many workers join at
+                once: its turn comes when all know those before it
+              gpu-9: it has not been heard since this server started; lost in 41 s
+        "#]].assert_eq(&workers_text(&all, Some(70), Paint::NONE));
+        assert_eq!(workers_text(&all, None, Paint::NONE), workers(&all).text(None, Paint::NONE));
     }
 
     #[test]

@@ -417,7 +417,7 @@ fn say_history(told: &mut v1::Task, history: &History) {
 
 /// A task on the wire. How one has ended is not known here.
 pub(crate) fn to_wire(explained: Explained) -> v1::Task {
-    let Explained { task, queue, standing, seat, progress, gate } = explained;
+    let Explained { task, queue, standing, seat, progress, hold: known } = explained;
     let mut wire = v1::Task {
         id: convert::task_id(SHARD, task.id),
         queue,
@@ -446,7 +446,7 @@ pub(crate) fn to_wire(explained: Explained) -> v1::Task {
         }
         Standing::Waiting { ahead, hold } => {
             wire.state = v1::TaskState::Queued.into();
-            wire.hold = gate.map_or_else(|| hold.to_string(), |gate| format!("{hold}: {gate}"));
+            wire.hold = known.unwrap_or_else(|| hold.to_string());
             let (ahead, exact) = match ahead {
                 Ahead::Exactly(n) => (n, true),
                 Ahead::AtLeast(n) => (n, false),

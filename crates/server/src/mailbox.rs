@@ -167,8 +167,8 @@ pub(crate) struct Explained {
     pub(crate) standing: Standing,
     pub(crate) seat: Option<Seat>,
     pub(crate) progress: Option<v1::Progress>,
-    /// What the start gate waits for, if the task waits for that.
-    pub(crate) gate: Option<String>,
+    /// What it waits for, if more can be said of that than its standing does.
+    pub(crate) hold: Option<String>,
 }
 
 /// All that a server says of a queue.

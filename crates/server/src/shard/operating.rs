@@ -68,7 +68,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 "{seat} is connected and was heard {ms} ms ago, so it is alive, and its tasks would run twice at once; \
                  drain it, or end its process. If its machine has just died, it can be given up when it is unhealthy"
             );
-            return Err(Refusal::new(Kind::Conflict, "seat", message));
+            return Err(Refusal::new(Kind::Conflict, "", message));
         }
         let running = member.running;
         warn!(%seat, running, "an operator gives a worker up: if it is alive, its tasks run twice at once");

@@ -42,19 +42,39 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
     pub(super) fn explain(&self, tasks: Vec<Task>) -> Vec<Explained> {
         let standings = self.owner.shard().explain_all(&tasks);
         let gate = self.owner.gate();
-        let gate = (!gate.open).then(|| gate_text(&gate));
-        let explain = |(task, standing): (Task, Standing)| {
-            let (seat, gate) = match &standing {
+        let gate = (!gate.open).then(|| format!("{}: {}", Hold::GateShut, gate_text(&gate)));
+        let mut idle: HashMap<QueueId, Option<String>> = HashMap::new();
+        let mut explain = |(task, standing): (Task, Standing)| {
+            let (seat, hold) = match &standing {
                 Standing::Running { worker, .. } => (self.owner.seat(*worker).cloned(), None),
                 Standing::Waiting { hold: Hold::GateShut, .. } => (None, gate.clone()),
+                Standing::Waiting { hold: Hold::NoWorker, .. } => {
+                    let queue = task.lane.queue;
+                    (None, idle.entry(queue).or_insert_with(|| self.idle(queue)).clone())
+                }
                 Standing::Waiting { .. } | Standing::Scheduled { .. } | Standing::Over | Standing::Gone => {
                     (None, None)
                 }
             };
             let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
-            Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress, gate }
+            Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress, hold }
         };
-        tasks.into_iter().zip(standings).map(explain).collect()
+        tasks.into_iter().zip(standings).map(&mut explain).collect()
+    }
+
+    /// Why the workers that serve a queue take none of its tasks; None, if there are none.
+    fn idle(&self, queue: QueueId) -> Option<String> {
+        let name = self.owner.shard().queue_name(queue)?;
+        let mut serving =
+            self.owner.members().filter(|member| member.queues.iter().any(|(served, _)| served == name));
+        let first = serving.next()?;
+        Some(match serving.count() {
+            0 => {
+                let why = first.why_not.as_deref().unwrap_or("it offers no slots");
+                format!("the only worker of its queue, {}, gets no work: {why}", first.seat)
+            }
+            more => format!("none of the {} workers of its queue gets work", more + 1),
+        })
     }
 
     pub(super) fn view(&self) -> View {
@@ -203,5 +223,33 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             why_not,
             address: link.map_or_else(String::new, |link| link.address.clone()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_that_is_shut_says_whom_it_waits_for_and_for_how_long() {
+        let seat = |n: &usize| Seat::new(&format!("gpu-{n}")).unwrap();
+        let text = |absent: &[usize], in_doubt| {
+            let absent = absent.iter().map(seat).collect();
+            gate_text(&GateView { open: false, absent, opens_in_ms: 40_001, in_doubt, members: 40 })
+        };
+        assert_eq!(text(&[7, 9], false), "waiting for 2 of 40 workers: gpu-7, gpu-9, at most 41 s");
+        assert_eq!(
+            text(&[1, 2, 3, 4, 5, 6], false),
+            "waiting for 6 of 40 workers: gpu-1, gpu-2, gpu-3, gpu-4, gpu-5, …, at most 41 s"
+        );
+        assert_eq!(
+            text(&[], true),
+            "the store may be an old copy: waiting until all workers agree that nobody is missing, at most 41 s"
+        );
+        assert_eq!(
+            text(&[7], true),
+            "the store may be an old copy: waiting until all workers agree that nobody is missing, at most 41 s; \
+             1 of 40 workers have not come: gpu-7"
+        );
     }
 }
