@@ -667,7 +667,8 @@ mod tests {
               gpu-1, gpu-2, gpu-3, gpu-4, gpu-5 and 2 more: many workers join at
                 once: its turn comes when all know those before it
               gpu-9: it has not been heard since this server started; lost in 41 s
-        "#]].assert_eq(&workers_text(&all, Some(70), Paint::NONE));
+        "#]]
+        .assert_eq(&workers_text(&all, Some(70), Paint::NONE));
         assert_eq!(workers_text(&all, None, Paint::NONE), workers(&all).text(None, Paint::NONE));
     }
 

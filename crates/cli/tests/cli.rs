@@ -57,7 +57,8 @@ impl Home {
 
     /// Starts a server on what is in the directory.
     fn serve(&mut self, listen: &str) {
-        let args = "serve --data data --log warn --heartbeat 100ms --unhealthy-after 1s --listen";
+        let args =
+            "serve --data data --witness witness --log warn --heartbeat 100ms --unhealthy-after 1s --listen";
         let args: Vec<&str> = args.split(' ').chain([listen]).collect();
         let mut child = self.command(&args).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap());
