@@ -149,6 +149,7 @@ mod tests {
                         }
                         batch(&changed);
                         table(&changed);
+                        witness(&changed);
                     }
                 }
             }

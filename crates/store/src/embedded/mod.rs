@@ -4,7 +4,7 @@
 //! written into sorted tables ([`table`]), which are merged now and then ([`tree`]); the manifest
 //! ([`manifest`]) says which of them count. Everything on disk has a checksum that is looked at when it
 //! is read. Read `layout` and `values` for what a change becomes on disk, `engine` for who does what and when, then
-//! `opening`, `writer` and `background`.
+//! `opening`, `writer` and `background`; and `witness` for how a store knows that it is not an old copy of itself.
 
 mod background;
 mod bytes;

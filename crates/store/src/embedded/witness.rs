@@ -1,9 +1,9 @@
 //! The witness: how a store knows that its directory is its newest copy, and not a backup that was put back.
 //!
 //! A copy looks like the store it was made of; what it lacks can only be known outside. So a store keeps one small
-//! file in another directory, its *witness*, which holds a *stamp*: a number, and random bits that make it the only one
-//! of its kind. Before anything is acknowledged that a copy must not lack unnoticed (a shard that is taken, a worker that
-//! is saved, the mark of a good stop), a new stamp is drawn:
+//! file in another directory, its *witness*, which holds a *stamp*: a number, and random bits that make it the only
+//! one of its kind. Before anything is acknowledged that a copy must not lack unnoticed (a shard that is taken, a
+//! worker that is saved, the mark of a good stop), a new stamp is drawn:
 //!
 //! 1. it becomes durable in the store, in the frame that holds all this, beside the one that the witness has;
 //! 2. it becomes durable in the witness;
@@ -11,19 +11,20 @@
 //!
 //! A store is taken for the newest if its witness has the store's stamp, or the one before it.
 //!
-//! **An old copy is never taken for the newest.** What was acknowledged in a frame has had its stamp in the witness since.
-//! A copy without that frame has neither this stamp nor a later one, as no stamp is drawn twice; so neither of its two
-//! is what the witness has. That holds as well for copies that went different ways, each in turn with the same witness:
-//! counting alone would give both the same number.
+//! **An old copy is never taken for the newest.** What was acknowledged in a frame has had its stamp in the witness
+//! since. A copy without that frame has neither this stamp nor a later one, as no stamp is drawn twice; so neither
+//! of its two is what the witness has. That holds as well for copies that went different ways, each in turn with
+//! the same witness: counting alone would give both the same number.
 //!
-//! **The newest is not taken for an old copy** because of a crash. Between 1 and 2 the witness has the stamp before.
-//! A second step 1 cannot come before step 2: if writing the witness fails, the store fails and is opened again, and
-//! opening writes the stamp that counts into the witness, after the log has become tables and is sure to be on disk.
+//! **The newest is not taken for an old copy** because of a crash. Between 1 and 2 the witness has the stamp
+//! before. A second step 1 cannot come before step 2: if writing the witness fails, the store fails and is opened
+//! again, and opening writes the stamp that counts into the witness, after the log has become tables and is sure to
+//! be on disk.
 //!
 //! **What an old copy does.** It goes on, but in doubt: its next frame with a stamp also says so for every shard
-//! ([`Metadata::doubt`](evenhand_core::Metadata::doubt)). The stamp before that one is what the witness has; so from then
-//! on the store is taken for the newest, with the doubt saved in it, and not before. If there is no witness to be read,
-//! opening makes one with a stamp that no store has.
+//! ([`Metadata::doubt`](evenhand_core::Metadata::doubt)). The stamp before that one is what the witness has; so
+//! from then on the store is taken for the newest, with the doubt saved in it, and not before. If there is no
+//! witness to be read, opening makes one with a stamp that no store has.
 //!
 //! The file is named after a number that was drawn for the store: so it is found wherever the directory is moved or
 //! copied to, and directories of the same name, as in containers, do not share one.

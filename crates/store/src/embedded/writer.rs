@@ -179,7 +179,10 @@ impl Writer {
                     // Nothing was written, so nobody took a shard.
                     for taken in pending.iter().rev() {
                         if let Pending::Take { shard, before, .. } = taken {
-                            self.epochs.insert(*shard, *before);
+                            match before {
+                                Epoch(0) => self.epochs.remove(shard),
+                                _ => self.epochs.insert(*shard, *before),
+                            };
                         }
                     }
                 } else {
