@@ -702,6 +702,7 @@ fn a_file_is_checked_and_settings_are_shown_with_where_they_come_from() {
           section  field            value                  from
           client   server           http://127.0.0.1:7400  default
           serve    data             evenhand-data          default
+          serve    witness          -                      default
           serve    listen           127.0.0.1:7400         default
           serve    heartbeat        1s                     default
           serve    unhealthy_after  5s                     default

@@ -190,7 +190,7 @@ fn a_restored_copy_is_noticed_and_the_gate_is_shut_until_all_workers_agree() {
     let doubt =
         "the store may be an old copy: waiting until all workers agree that nobody is missing, at most ";
     let said = server.cli(&["status"]).out;
-    assert!(said.contains(doubt) && said.contains("2 of 2 workers have not come: one, two"), "{said}");
+    assert!(said.contains(doubt) && said.contains("2 of 2 workers are absent: one, two"), "{said}");
     assert!(server.cli(&["gate"]).out.contains("in doubt"), "{:?}", server.cli(&["gate"]));
     assert_eq!(server.cli(&["gate", "--json"]).json()["in_doubt"], true);
     assert_eq!(server.metric("evenhand_gate_in_doubt"), 1.0);

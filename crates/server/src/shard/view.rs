@@ -31,7 +31,10 @@ pub(super) fn gate_text(gate: &GateView) -> String {
         // The last server stopped in good order, and that is being noted.
         (false, true) => "a moment: what the last server saved is being taken over".into(),
         (true, true) => format!("{IN_DOUBT}, {at_most}"),
-        (true, false) => format!("{IN_DOUBT}, {at_most}; {absent} have not come: {named}"),
+        (true, false) => {
+            let are = if gate.absent.len() == 1 { "is" } else { "are" };
+            format!("{IN_DOUBT}, {at_most}; {absent} {are} absent: {named}")
+        }
     }
 }
 
@@ -249,7 +252,7 @@ mod tests {
         assert_eq!(
             text(&[7], true),
             "the store may be an old copy: waiting until all workers agree that nobody is missing, at most 41 s; \
-             1 of 40 workers have not come: gpu-7"
+             1 of 40 workers is absent: gpu-7"
         );
     }
 }
