@@ -56,7 +56,7 @@ fn main() -> ExitCode {
 async fn run(store: &Embedded, commits: u64, hold: bool) -> ExitCode {
     let mut failures = 0;
     while failures < PATIENCE {
-        let taken = match store.take(plan::SHARD).await {
+        let taken = match store.take(plan::SHARD, None).await {
             Ok(taken) => taken,
             Err(error) => {
                 println!("failed {error}");

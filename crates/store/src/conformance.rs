@@ -56,6 +56,9 @@ macro_rules! conformance_list {
             taking: taking_raises_the_epoch_every_time;
             taking: two_takes_at_once_get_two_epochs;
             taking: taking_returns_the_metadata_last_committed;
+            taking: doubt_is_remembered_until_it_is_not;
+            taking: an_epoch_that_a_worker_has_shown_is_left_behind_in_doubt;
+            taking: an_epoch_that_none_could_be_above_is_refused;
             taking: taking_changes_nothing_but_the_epoch;
             taking: taking_returns_every_one_of_100_000_keys;
             taking: reopening_keeps_everything_and_the_epoch_goes_on_rising;

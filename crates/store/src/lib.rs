@@ -30,7 +30,16 @@ pub use memory::{Fault, Flaw, Memory, Tables};
 pub trait Store: Send + Sync {
     /// Makes the caller the owner: raises the shard's epoch and returns what an owner must know. A shard
     /// that does not exist begins empty.
-    fn take(&self, shard: ShardId) -> impl Future<Output = Result<Taken, StoreError>> + Send;
+    ///
+    /// `shown` is an epoch that a worker has obeyed and of which this store knows nothing: so it is an old copy of
+    /// itself. The new epoch is above that one too, and in the same durable write the metadata's
+    /// [doubt](Metadata::doubt) becomes `u64::MAX`, whatever it was before. An epoch beyond [`LAST_SHOWN`] is
+    /// refused as [`StoreError::Full`].
+    fn take(
+        &self,
+        shard: ShardId,
+        shown: Option<Epoch>,
+    ) -> impl Future<Output = Result<Taken, StoreError>> + Send;
 
     /// Whether new tasks would be accepted: an owner asks before it accepts any. Finishing tasks needs no
     /// such room. An error says what is full.
@@ -103,6 +112,10 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = Result<Listing, StoreError>> + Send;
 }
 
+/// The last epoch that a worker may show when a shard is taken: there is room above it for as many takes as anybody
+/// could need.
+pub const LAST_SHOWN: Epoch = Epoch(1 << 62);
+
 /// What a new owner gets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
@@ -110,6 +123,33 @@ pub struct Taken {
     pub epoch: Epoch,
     /// What it must know before it starts anything.
     pub metadata: Metadata,
+    /// Why the store is taken for an old copy of itself, if this take found a reason. There may be doubt in the
+    /// metadata without one: an earlier take found it.
+    pub doubt: Option<Doubt>,
+}
+
+/// Why a store is taken for an old copy of itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Doubt {
+    /// A worker has obeyed an epoch that the store knows nothing of.
+    #[error("a worker has obeyed epoch {shown}, and the store is at {current}")]
+    Shown {
+        /// The worker's.
+        shown: Epoch,
+        /// The store's, before the shard was taken.
+        current: Epoch,
+    },
+}
+
+/// The epoch of the next owner; an error if there is none above what was shown.
+fn next_epoch(current: Epoch, shown: Option<Epoch>) -> Result<Epoch, StoreError> {
+    match shown {
+        Some(shown) if shown > LAST_SHOWN => Err(StoreError::Full {
+            what: format!("a worker has shown epoch {shown}; there are none above {LAST_SHOWN} to take"),
+        }),
+        Some(shown) => Ok(Epoch(current.max(shown).0 + 1)),
+        None => Ok(Epoch(current.0 + 1)),
+    }
 }
 
 /// Rows of a lane, or parked beside one, or timers.

@@ -14,7 +14,7 @@ use evenhand_core::change::{
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
 
-use crate::{History, LISTING_BYTES, Listing, Page, Store, StoreError, Taken, Wanted};
+use crate::{Doubt, History, LISTING_BYTES, Listing, Page, Store, StoreError, Taken, Wanted, next_epoch};
 
 /// What shall go wrong with the next commit or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +101,8 @@ pub struct Tables {
     pub members: BTreeMap<Seat, MemberRecord>,
     /// The last owner stopped in good order.
     pub stopped: bool,
+    /// For how long there may be workers that the store does not know of, in milliseconds.
+    pub doubt: Option<u64>,
     /// Requests by what their callers named them.
     pub requests: BTreeMap<RequestKey, RequestRecord>,
     /// The store's id.
@@ -154,7 +156,7 @@ impl Memory {
 }
 
 impl Store for Memory {
-    async fn take(&self, shard: ShardId) -> Result<Taken, StoreError> {
+    async fn take(&self, shard: ShardId, shown: Option<Epoch>) -> Result<Taken, StoreError> {
         let mut inner = self.lock();
         let raise = inner.flaw != Some(Flaw::EpochNotRaised);
         let fault = inner.take_faults.pop_front();
@@ -162,13 +164,19 @@ impl Store for Memory {
             return Err(unavailable("take"));
         }
         let tables = inner.shards.entry(shard).or_default();
-        if raise || tables.epoch == Epoch(0) {
-            tables.epoch.0 += 1;
+        let current = tables.epoch;
+        let next = next_epoch(current, shown)?;
+        if raise || current == Epoch(0) {
+            tables.epoch = next;
+        }
+        let doubt = shown.map(|shown| Doubt::Shown { shown, current });
+        if doubt.is_some() {
+            tables.doubt = Some(u64::MAX);
         }
         if fault == Some(Fault::AnswerLost) {
             return Err(unavailable("take"));
         }
-        Ok(Taken { epoch: tables.epoch, metadata: tables.metadata() })
+        Ok(Taken { epoch: tables.epoch, metadata: tables.metadata(), doubt })
     }
 
     fn room(&self) -> Result<(), StoreError> {
@@ -288,6 +296,7 @@ impl Tables {
             aside,
             members: self.members.iter().map(|(seat, record)| (seat.clone(), record.clone())).collect(),
             stopped: self.stopped,
+            doubt: self.doubt,
             requests: self.requests.iter().map(|(key, record)| (*key, record.clone())).collect(),
             timers: self.timers_record,
             canceling: self.canceling.iter().copied().collect(),
@@ -358,6 +367,7 @@ impl Tables {
             | Change::Override { .. }
             | Change::Member { .. }
             | Change::Stopped { .. }
+            | Change::Doubt { .. }
             | Change::Request { .. }
             | Change::Store { .. }
             | Change::Seq { .. } => {}
@@ -495,6 +505,7 @@ impl Tables {
                 self.members.remove(&seat);
             }
             Change::Stopped { stopped } => self.stopped = stopped,
+            Change::Doubt { left_ms } => self.doubt = left_ms,
             Change::Request { key, record: Some(record) } => {
                 self.requests.insert(key, record);
             }
@@ -571,7 +582,7 @@ mod tests {
 
     fn taken() -> (Memory, Epoch) {
         let memory = Memory::default();
-        let epoch = ready(memory.take(SHARD)).unwrap().epoch;
+        let epoch = ready(memory.take(SHARD, None)).unwrap().epoch;
         (memory, epoch)
     }
 
@@ -600,7 +611,7 @@ mod tests {
         memory.fail_commit(Fault::AnswerLost);
         assert!(matches!(commit(&memory, epoch, 1), Err(StoreError::Unavailable { .. })));
         assert_eq!(counts(&memory), (1, 1, 2));
-        let next = ready(memory.take(SHARD)).unwrap();
+        let next = ready(memory.take(SHARD, None)).unwrap();
         assert_eq!(next.metadata.next_seq, 2);
         assert_eq!(ready(memory.read_lane(SHARD, LANE, Level::ZERO, 10)).unwrap().rows.len(), 1);
     }
@@ -632,7 +643,7 @@ mod tests {
     #[test]
     fn no_fault_lets_a_zombie_write() {
         let (memory, zombie) = taken();
-        ready(memory.take(SHARD)).unwrap();
+        ready(memory.take(SHARD, None)).unwrap();
         for fault in [Fault::AnswerLost, Fault::Lost, Fault::Full] {
             memory.fail_commit(fault);
             assert!(commit(&memory, zombie, 1).is_err());

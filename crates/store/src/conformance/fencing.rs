@@ -34,11 +34,12 @@ fn kind(change: &Change) -> usize {
         Change::Unparked { .. } => 18,
         Change::Parked { .. } => 19,
         Change::Paused { .. } => 20,
+        Change::Doubt { .. } => 21,
         Change::Seq { .. } => KINDS - 1,
     }
 }
 
-const KINDS: usize = 22;
+const KINDS: usize = 23;
 
 /// What a zombie might do to [`furniture`]: each of these would be seen if it happened.
 fn mischief() -> Vec<Change> {
@@ -83,6 +84,8 @@ fn mischief() -> Vec<Change> {
         put_member("new", 7),
         drop_member("gpu-7"),
         Change::Stopped { stopped: false },
+        Change::Doubt { left_ms: Some(77) },
+        Change::Doubt { left_ms: None },
         put_request(4, 77),
         put_request(77, 77),
         drop_request(4),

@@ -17,7 +17,7 @@ use evenhand_core::names::{
 };
 use evenhand_core::{Change, Metadata, Row, Run, Task};
 
-use crate::{History, Listing, Page, Store, StoreError, Wanted};
+use crate::{Doubt, History, Listing, Page, Store, StoreError, Wanted};
 
 /// The shard of cases that need only one.
 pub(super) const SHARD: ShardId = ShardId(1);
@@ -333,6 +333,7 @@ pub(super) fn furniture() -> Vec<Change> {
         put_settings(LANE.queue, 4),
         put_member("gpu-7", 4),
         Change::Stopped { stopped: true },
+        Change::Doubt { left_ms: Some(4) },
         put_request(4, 4),
         Change::Store { id: StoreId(4) },
         Change::Seq { next: 19 },
@@ -377,7 +378,7 @@ pub(super) fn member_record(n: u64) -> MemberRecord {
         max_attempts: 3,
         lost: (task % 3) as u8,
         terms: task.is_multiple_of(4).then(|| terms(task).into()),
-        fence: Fence { epoch: Epoch(n), dispatch: task },
+        fence: Fence { epoch: Epoch(n), dispatch: task, nonce: task << 50 | n },
         started: Millis(n),
     };
     let life = Life { process: n, rejoin: 2 };
@@ -439,8 +440,20 @@ impl<'s, S: Store> Owner<'s, S> {
     }
 
     pub(super) async fn of(store: &'s S, shard: ShardId) -> Owner<'s, S> {
-        let taken = answer(store.take(shard).await);
+        let taken = answer(store.take(shard, None).await);
+        assert_eq!(taken.doubt, None);
         Owner { store, shard, epoch: taken.epoch, metadata: sorted(taken.metadata) }
+    }
+
+    /// Takes [`SHARD`] because a worker has shown an epoch that the store knows nothing of.
+    pub(super) async fn shown(store: &'s S, shown: Epoch) -> Owner<'s, S> {
+        let taken = answer(store.take(SHARD, Some(shown)).await);
+        assert!(
+            matches!(taken.doubt, Some(Doubt::Shown { shown: of, .. }) if of == shown),
+            "{:?}",
+            taken.doubt
+        );
+        Owner { store, shard: SHARD, epoch: taken.epoch, metadata: sorted(taken.metadata) }
     }
 
     pub(super) async fn commit(&self, changes: Vec<Change>) {

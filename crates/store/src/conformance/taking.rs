@@ -4,12 +4,12 @@
 use evenhand_core::backlog::{Average, Level, VTime, Weight};
 use evenhand_core::change::{LaneRecord, QueueRecord, ShelfRecord, Totals};
 use evenhand_core::life::Outcome;
-use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, StoreId, TaskId};
+use evenhand_core::names::{Epoch, LaneId, QueueId, RequestKey, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata};
 
 use super::Harness;
 use super::given::*;
-use crate::{History, Store, StoreError};
+use crate::{History, LAST_SHOWN, Store, StoreError};
 
 /// A shard nobody has heard of can be taken, and 0 stays free to mean "no epoch".
 pub async fn a_new_shard_is_empty_at_an_epoch_above_zero<H: Harness>(h: &H) {
@@ -102,6 +102,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             put_member("gpu-7", 3),
             put_member("gpu-8", 0),
             Change::Stopped { stopped: true },
+            Change::Doubt { left_ms: Some(u64::MAX) },
             put_request(0, 1),
             put_request(u128::MAX, 2),
             Change::Store { id: StoreId(u64::MAX) },
@@ -130,6 +131,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         aside: vec![aside(&seven)],
         members: vec![(seat_name("gpu-7"), member_record(3)), (seat_name("gpu-8"), member_record(0))],
         stopped: true,
+        doubt: Some(u64::MAX),
         requests: vec![(RequestKey(0), request_record(1)), (RequestKey(u128::MAX), request_record(2))],
         timers: ShelfRecord { ack: timer_at(9), max: timer_at(9) },
         canceling: vec![TaskId(207), TaskId(208)],
@@ -154,6 +156,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
             put_member("gpu-7", 1),
             drop_member("gpu-8"),
             Change::Stopped { stopped: false },
+            Change::Doubt { left_ms: Some(60_000) },
             drop_request(u128::MAX),
             timers_acked(timer_at(10)),
             put_parked(other, "acme", 3),
@@ -173,6 +176,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         aside: vec![aside(&eight)],
         members: vec![(seat_name("gpu-7"), member_record(1))],
         stopped: false,
+        doubt: Some(60_000),
         requests: vec![(RequestKey(0), request_record(1))],
         timers: ShelfRecord { ack: timer_at(10), max: timer_at(10) },
         canceling: vec![TaskId(208)],
@@ -182,6 +186,53 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
         store: Some(StoreId(u64::MAX)),
     };
     assert_eq!(Owner::new(&store).await.metadata, second);
+}
+
+/// Whoever takes the shard next knows how long it still has to wait, and that it has not.
+pub async fn doubt_is_remembered_until_it_is_not<H: Harness>(h: &H) {
+    let mut store = h.fresh().await;
+    assert_eq!(Owner::new(&store).await.metadata.doubt, None);
+    for left_ms in [Some(u64::MAX), Some(60_000), Some(0), None, None, Some(1), None] {
+        Owner::new(&store).await.commit(vec![Change::Doubt { left_ms }]).await;
+        assert_eq!(Owner::new(&store).await.metadata.doubt, left_ms);
+        store = h.reopen(store).await;
+        assert_eq!(Owner::new(&store).await.metadata.doubt, left_ms);
+        assert_eq!(Owner::of(&store, ShardId(2)).await.metadata.doubt, None);
+    }
+}
+
+/// What workers have obeyed, nobody may be again: the next owner is above it, and in doubt, and so are those after it.
+pub async fn an_epoch_that_a_worker_has_shown_is_left_behind_in_doubt<H: Harness>(h: &H) {
+    let mut store = h.fresh().await;
+    Owner::new(&store).await.commit(furniture()).await;
+    for (before, shown) in [(None, 40), (Some(u64::MAX), 41), (Some(60_000), 1_000), (Some(0), 1), (None, 0)]
+    {
+        let last = Owner::new(&store).await;
+        last.commit(vec![Change::Doubt { left_ms: before }]).await;
+        let owner = Owner::shown(&store, Epoch(shown)).await;
+        assert!(owner.epoch > last.epoch && owner.epoch > Epoch(shown), "{} after {shown}", owner.epoch);
+        assert_eq!(owner.metadata, Metadata { doubt: Some(u64::MAX), ..last.metadata.clone() });
+        last.commit_fenced(vec![Change::Doubt { left_ms: None }], owner.epoch).await;
+        let (epoch, metadata) = (owner.epoch, owner.metadata);
+        store = h.reopen(store).await;
+        let next = Owner::new(&store).await;
+        assert!(next.epoch > epoch, "{} after {epoch}", next.epoch);
+        assert_eq!(next.metadata, metadata);
+    }
+}
+
+/// Nor can a shard be brought to its last epoch, above which nobody could take it.
+pub async fn an_epoch_that_none_could_be_above_is_refused<H: Harness>(h: &H) {
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    for shown in [Epoch(u64::MAX), Epoch(LAST_SHOWN.0 + 1)] {
+        let answer = store.take(SHARD, Some(shown)).await;
+        assert!(matches!(answer, Err(StoreError::Full { .. })), "{answer:?}");
+        owner.commit(vec![Change::Seq { next: 5 }]).await;
+    }
+    assert_eq!(Owner::new(&store).await.metadata.doubt, None);
+    let above = Owner::shown(&store, LAST_SHOWN).await.epoch;
+    assert!(above > LAST_SHOWN && Owner::new(&store).await.epoch > above);
 }
 
 /// A shard that changes hands and is not worked on stays as it is.

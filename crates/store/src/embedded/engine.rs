@@ -30,7 +30,7 @@ use super::reads::Reads;
 use super::tree::Memory;
 use super::trees::Trees;
 use super::writer::{LARGEST, Writer};
-use crate::StoreError;
+use crate::{Doubt, StoreError};
 
 /// What the threads share.
 pub(super) struct Shared {
@@ -83,7 +83,8 @@ pub(super) enum Request {
     },
     Take {
         shard: ShardId,
-        answer: Answer<Epoch>,
+        shown: Option<Epoch>,
+        answer: Answer<(Epoch, Option<Doubt>)>,
     },
     /// Answered when everything acknowledged before it has been applied, and flushed if that is worth it.
     Idle {
@@ -200,9 +201,13 @@ impl Engine {
         answered
     }
 
-    pub(super) fn take(&self, shard: ShardId) -> oneshot::Receiver<Result<Epoch, StoreError>> {
+    pub(super) fn take(
+        &self,
+        shard: ShardId,
+        shown: Option<Epoch>,
+    ) -> oneshot::Receiver<Result<(Epoch, Option<Doubt>), StoreError>> {
         let (answer, answered) = oneshot::channel();
-        self.send(Request::Take { shard, answer });
+        self.send(Request::Take { shard, shown, answer });
         answered
     }
 

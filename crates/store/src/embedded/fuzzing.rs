@@ -56,6 +56,9 @@ pub fn batch(bytes: &[u8]) {
                 if let Some(parked) = values::parked(value) {
                     same(&parked, |parked, again| values::put_parked(again, parked), values::parked);
                 }
+                if let Some(member) = values::member(value) {
+                    same(&member, |member, again| values::put_member(again, member), values::member);
+                }
                 if let Some(key) = values::key_record(value) {
                     same(&key, |key, again| values::put_key_record(again, key), values::key_record);
                 }

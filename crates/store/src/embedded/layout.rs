@@ -91,6 +91,8 @@ pub(super) const CANCELING: u8 = b'c';
 pub(super) const MEMBER: u8 = b'w';
 /// That the last owner stopped in good order.
 pub(super) const STOPPED: u8 = b'x';
+/// For how long there may be workers that the store does not know of.
+pub(super) const DOUBT: u8 = b'd';
 /// A request, by what its caller named it.
 pub(super) const REQUEST: u8 = b'r';
 /// The store's id.
@@ -292,6 +294,10 @@ pub(super) fn epoch_key(shard: ShardId) -> RecordKey {
     record_key(shard, EPOCH, &[])
 }
 
+pub(super) fn doubt_key(shard: ShardId) -> RecordKey {
+    record_key(shard, DOUBT, &[])
+}
+
 /// What a commit does, row by row, as it stands in the log. The first bytes are left free for the head of
 /// the log's frame, so that a commit that travels alone is never copied.
 #[derive(Debug)]
@@ -372,6 +378,7 @@ fn about_bytes(change: &Change) -> usize {
         | Change::Queue { .. }
         | Change::Override { .. }
         | Change::Stopped { .. }
+        | Change::Doubt { .. }
         | Change::Request { .. }
         | Change::Store { .. }
         | Change::Seq { .. } => 64,
@@ -596,6 +603,13 @@ impl Writing {
                     false => self.delete_record(&at),
                 }
             }
+            Change::Doubt { left_ms } => match left_ms {
+                Some(left_ms) => {
+                    value.put_u64(*left_ms);
+                    self.put_record(&doubt_key(shard));
+                }
+                None => self.delete_record(&doubt_key(shard)),
+            },
             Change::Request { key, record } => {
                 let at = record_key(shard, REQUEST, &[&key.0.to_be_bytes()]);
                 match record {
@@ -715,6 +729,7 @@ pub(super) fn tell(
         }
         &MEMBER => metadata.members.push((Seat::new(text(record, name)?).ok()?, values::member(value)?)),
         &STOPPED => metadata.stopped = true,
+        &DOUBT => metadata.doubt = Some(values::number(value)?),
         &REQUEST => {
             let key = RequestKey(u128::from_be_bytes(name.take(16)?.try_into().ok()?));
             metadata.requests.push((key, values::request(value)?));

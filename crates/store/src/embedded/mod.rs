@@ -175,16 +175,16 @@ impl Embedded {
 }
 
 impl Store for Embedded {
-    async fn take(&self, shard: ShardId) -> Result<Taken, StoreError> {
+    async fn take(&self, shard: ShardId, shown: Option<Epoch>) -> Result<Taken, StoreError> {
         self.mend().await?;
-        let epoch = self.ask(|engine| engine.take(shard)).await?;
+        let (epoch, doubt) = self.ask(|engine| engine.take(shard, shown)).await?;
         let read = |engine: &Engine| engine.read(move |shared| shared.metadata(shard, &mut |_| {}));
         let metadata = self.ask(read).await;
         if metadata.is_err() {
             // A successor may have ended a task that we were about to read.
             self.ask(|engine| engine.commit(shard, epoch, Batch::new())).await?;
         }
-        Ok(Taken { epoch, metadata: metadata? })
+        Ok(Taken { epoch, metadata: metadata?, doubt })
     }
 
     fn room(&self) -> Result<(), StoreError> {

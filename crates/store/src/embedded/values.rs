@@ -471,12 +471,14 @@ pub(super) fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
         value.put_short(run.fence.dispatch);
         value.put_short(run.started.0);
     }
+    value.put_u8(record.set.is_some().into());
     if let Some(WorkerSetId { incarnation, version, hash }) = record.set {
         value.put_short(incarnation.epoch.0);
         value.put_u64(incarnation.nonce);
         value.put_short(version);
         value.put_u64(hash);
     }
+    record.running.iter().for_each(|run| value.put_u64(run.fence.nonce));
 }
 
 fn worker_set(get: &mut Get<'_>) -> Option<WorkerSetId> {
@@ -498,7 +500,7 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
         let key = key(get)?;
         let charge = charge(get, level, task)?;
         let Tries { attempt, max_attempts, lost, terms } = tries(get)?;
-        let fence = Fence { epoch: Epoch(get.short()?), dispatch: get.short()? };
+        let fence = Fence { epoch: Epoch(get.short()?), dispatch: get.short()?, nonce: 0 };
         let started = Millis(get.short()?);
         running.push(Run {
             task,
@@ -514,8 +516,19 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
             started,
         });
     }
-    let set = if get.is_done() { None } else { Some(worker_set(get)?) };
-    Some(MemberRecord { token, life, wait_ms, running, set })
+    let mut record = MemberRecord { token, life, wait_ms, running, set: None };
+    if get.is_done() {
+        return Some(record); // written before there were sets and nonces
+    }
+    record.set = match get.u8()? {
+        0 => None,
+        1 => Some(worker_set(get)?),
+        _ => return None,
+    };
+    for run in &mut record.running {
+        run.fence.nonce = get.u64()?;
+    }
+    Some(record)
 }
 
 pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {

@@ -14,7 +14,7 @@ use super::files::DirError;
 use super::layout::{self, Batch, Kind};
 use super::log::{self, Acked, LastAcked, Segment};
 use super::tree::{FEW_GONES, MOST_LAYERS};
-use crate::StoreError;
+use crate::{Doubt, StoreError, next_epoch};
 
 /// Bytes that a frame may gather from several commits: enough to share a sync, little enough that the
 /// first of them does not wait long.
@@ -37,7 +37,13 @@ pub(super) struct Writer {
 /// What to say when a frame is durable.
 enum Pending {
     Commit(Answer<()>),
-    Take(Answer<Epoch>, ShardId, Epoch),
+    Take {
+        answer: Answer<(Epoch, Option<Doubt>)>,
+        shard: ShardId,
+        before: Epoch,
+        epoch: Epoch,
+        doubt: Option<Doubt>,
+    },
 }
 
 impl Pending {
@@ -45,7 +51,9 @@ impl Pending {
         // Nobody may be waiting any more.
         match self {
             Pending::Commit(waiting) => drop(waiting.send(answer)),
-            Pending::Take(waiting, _, epoch) => drop(waiting.send(answer.map(|()| epoch))),
+            Pending::Take { answer: waiting, epoch, doubt, .. } => {
+                drop(waiting.send(answer.map(|()| (epoch, doubt))));
+            }
         }
     }
 }
@@ -103,13 +111,21 @@ impl Writer {
                 self.flush_early(FEW_GONES);
                 drop(answer.send(Ok(())));
             }
-            Request::Take { shard, answer } => {
-                let epoch = self.epochs.entry(shard).or_default();
-                epoch.0 += 1;
+            Request::Take { shard, shown, answer } => {
+                let before = self.epochs.get(&shard).copied().unwrap_or_default();
+                let epoch = match next_epoch(before, shown) {
+                    Ok(epoch) => epoch,
+                    Err(error) => return drop(answer.send(Err(error))),
+                };
+                self.epochs.insert(shard, epoch);
+                let doubt = shown.map(|shown| Doubt::Shown { shown, current: before });
                 let mut batch = Batch::new();
                 batch.put(Kind::Records, &layout::epoch_key(shard), &epoch.0.to_le_bytes());
+                if doubt.is_some() {
+                    batch.put(Kind::Records, &layout::doubt_key(shard), &u64::MAX.to_le_bytes());
+                }
                 join(frame, batch);
-                pending.push(Pending::Take(answer, shard, *epoch));
+                pending.push(Pending::Take { answer, shard, before, epoch, doubt });
             }
             Request::Commit { shard, epoch, batch, answer } => {
                 let current = self.epochs.get(&shard).copied().unwrap_or_default();
@@ -152,9 +168,9 @@ impl Writer {
             Err(error) => {
                 if matches!(error, StoreError::Full { .. }) {
                     // Nothing was written, so nobody took a shard.
-                    for taken in &pending {
-                        if let Pending::Take(_, shard, _) = taken {
-                            self.epochs.entry(*shard).and_modify(|epoch| epoch.0 -= 1);
+                    for taken in pending.iter().rev() {
+                        if let Pending::Take { shard, before, .. } = taken {
+                            self.epochs.insert(*shard, *before);
                         }
                     }
                 } else {

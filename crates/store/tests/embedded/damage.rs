@@ -58,7 +58,7 @@ fn given() -> (TempDir, Contents) {
     let dir = tempfile::tempdir().unwrap();
     let store = Embedded::open(dir.path(), small(SEGMENT)).unwrap();
     block_on(async {
-        let epoch = store.take(plan::SHARD).await.unwrap().epoch;
+        let epoch = store.take(plan::SHARD, None).await.unwrap().epoch;
         for n in 1..=COMMITS {
             store.commit(plan::SHARD, epoch, plan::changes(n)).await.unwrap();
         }

@@ -140,9 +140,9 @@ struct Owner {
 impl Owner {
     fn new(dir: &Path, options: Options) -> Owner {
         let store = Embedded::open(dir, options).unwrap();
-        let epoch = block_on(store.take(SHARD)).unwrap().epoch;
+        let epoch = block_on(store.take(SHARD, None)).unwrap().epoch;
         let memory = Memory::default();
-        let memory_epoch = ready(memory.take(SHARD)).unwrap().epoch;
+        let memory_epoch = ready(memory.take(SHARD, None)).unwrap().epoch;
         Owner { store, epoch, memory, memory_epoch, next: 1, unfinished: [].into() }
     }
 
@@ -219,7 +219,7 @@ impl Owner {
 
     /// Takes the shard again. If the last tasks are there in spite of an error, they were accepted.
     fn take(&mut self) -> Result<(), StoreError> {
-        let taken = block_on(self.store.take(SHARD))?;
+        let taken = block_on(self.store.take(SHARD, None))?;
         self.epoch = taken.epoch;
         if taken.metadata.next_seq == self.next + 4 {
             let (tasks, changes) = self.tasks();

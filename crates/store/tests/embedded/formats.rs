@@ -143,7 +143,7 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
             max_attempts: 3,
             lost: 0,
             terms: None,
-            fence: Fence { epoch: Epoch(7), dispatch: 12 },
+            fence: Fence { epoch: Epoch(7), dispatch: 12, nonce: 0 },
             started: Millis(1_700_000_000_100),
         };
         let life = Life { process: 3, rejoin: 1 };
@@ -249,7 +249,7 @@ fn lives() -> Vec<Vec<Change>> {
 }
 
 async fn write(store: &impl Store, format: u32) {
-    let epoch = store.take(SHARD).await.unwrap().epoch;
+    let epoch = store.take(SHARD, None).await.unwrap().epoch;
     for changes in commits(format) {
         store.commit(SHARD, epoch, changes).await.unwrap();
     }

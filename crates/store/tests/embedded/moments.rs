@@ -46,7 +46,7 @@ fn row(attempt: u16) -> Row {
 fn a_task_that_moves_all_the_time_is_never_seen_where_it_was_before() {
     let dir = tempfile::tempdir().unwrap();
     let store = Embedded::open(dir.path(), small(1 << 14)).unwrap();
-    let epoch = block_on(store.take(SHARD)).unwrap().epoch;
+    let epoch = block_on(store.take(SHARD, None)).unwrap().epoch;
     block_on(store.commit(SHARD, epoch, vec![Change::Accepted(task())])).unwrap();
     // The attempt that it was last requeued for, and the one whose place it last left.
     let (acknowledged, left) = (AtomicU16::new(1), AtomicU16::new(0));

@@ -52,7 +52,7 @@ fn finished(task: TaskId, level: Level, end: Option<EndRecord>) -> Change {
 
 /// So many tasks come, and when all are there they go, in the order of their levels.
 async fn pass_through(store: &Embedded, first: u64, tasks: u64) {
-    let epoch = store.take(SHARD).await.unwrap().epoch;
+    let epoch = store.take(SHARD, None).await.unwrap().epoch;
     let ids: Vec<u64> = (first..first + tasks).collect();
     for ids in ids.chunks(BATCH as usize) {
         store.commit(SHARD, epoch, ids.iter().map(|id| accepted(*id)).collect()).await.unwrap();
@@ -98,7 +98,7 @@ fn what_went_through_leaves_next_to_nothing_behind() {
 
 /// So many tasks come and end, and their ends are remembered while as many others come and end; then forgotten.
 async fn pass_through_and_remember(store: &Embedded, first: u64, tasks: u64) {
-    let epoch = store.take(SHARD).await.unwrap().epoch;
+    let epoch = store.take(SHARD, None).await.unwrap().epoch;
     let timer = |id| Level::new(VTime::from_bits(u128::from(id) << 70).pass(), id);
     let ids: Vec<u64> = (first..first + 2 * tasks).collect();
     for ids in ids.chunks(BATCH as usize) {
@@ -144,7 +144,7 @@ fn many_openings_leave_few_tables() {
     let dir = tempfile::tempdir().unwrap();
     for round in 0..100 {
         let store = Embedded::open(dir.path(), small(1 << 16)).unwrap();
-        let epoch = block_on(store.take(SHARD)).unwrap().epoch;
+        let epoch = block_on(store.take(SHARD, None)).unwrap().epoch;
         let tasks = (1..=10).map(|n| accepted(round * 10 + n)).collect();
         block_on(store.commit(SHARD, epoch, tasks)).unwrap();
         block_on(store.rest()).unwrap();

@@ -117,7 +117,7 @@ fn good() -> Vec<Change> {
 fn check(more: Vec<Change>) -> Checked {
     let dir = tempfile::tempdir().unwrap();
     let store = Embedded::open(dir.path(), small(1 << 16)).unwrap();
-    let epoch = block_on(store.take(SHARD)).unwrap().epoch;
+    let epoch = block_on(store.take(SHARD, None)).unwrap().epoch;
     block_on(store.commit(SHARD, epoch, good())).unwrap();
     block_on(store.commit(SHARD, epoch, more)).unwrap();
     drop(store);

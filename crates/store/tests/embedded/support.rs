@@ -85,7 +85,7 @@ pub(crate) async fn read_all<S: Store>(
     lanes: &[LaneId],
     limit: usize,
 ) -> Result<(Epoch, Contents), StoreError> {
-    let taken = store.take(shard).await?;
+    let taken = store.take(shard, None).await?;
     let mut metadata = taken.metadata;
     metadata.queues.sort_by_key(|(queue, _)| *queue);
     metadata.overrides.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
@@ -203,7 +203,7 @@ impl Model {
     /// Goes on to a commit, which must not be before the last one asked for.
     pub(crate) fn at(&mut self, commit: u64) -> Contents {
         assert!(commit >= self.commits, "commit {} was there, now the last is {commit}", self.commits);
-        let epoch = ready(self.memory.take(plan::SHARD)).unwrap().epoch;
+        let epoch = ready(self.memory.take(plan::SHARD, None)).unwrap().epoch;
         while self.commits < commit {
             self.commits += 1;
             ready(self.memory.commit(plan::SHARD, epoch, plan::changes(self.commits))).unwrap();
