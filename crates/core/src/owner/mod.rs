@@ -160,6 +160,7 @@ impl Owner {
         effects: &mut Vec<Effect>,
     ) -> Result<Owner, String> {
         let saved = std::mem::take(&mut metadata.members);
+        let nonce = if canary.is(Bug::FenceRepeats) { 0 } else { identity.nonce };
         metadata.doubt = metadata.doubt.filter(|_| !canary.is(Bug::DoubtIgnored));
         let doubt = metadata.doubt;
         let (marked, store) = (metadata.stopped, metadata.store);
@@ -167,17 +168,17 @@ impl Owner {
         let stopped = marked && doubt.is_none();
         let shard =
             Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?
-                .with_nonce(identity.nonce)
+                .with_nonce(nonce)
                 .with_defaults(settings.queue.clone());
         let mut owner = Owner {
             shard,
             settings,
             store: store.unwrap_or(identity.store),
-            nonce: identity.nonce,
+            nonce,
             canary,
             now,
             members: BTreeMap::new(),
-            set: WorkerSet::new(Incarnation { epoch: identity.epoch, nonce: identity.nonce }, canary),
+            set: WorkerSet::new(Incarnation { epoch: identity.epoch, nonce }, canary),
             waiting: BTreeSet::new(),
             queued: BTreeSet::new(),
             joins: 0,

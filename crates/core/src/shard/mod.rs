@@ -442,7 +442,7 @@ impl Shard {
     /// Of an owner that has this nonce beside its epoch.
     #[must_use]
     pub fn with_nonce(mut self, nonce: u64) -> Shard {
-        self.nonce = if self.canary.is(Bug::FenceRepeats) { 0 } else { nonce };
+        self.nonce = nonce;
         self
     }
 
