@@ -2,8 +2,9 @@
 //! and says so on its standard output, one line each, when the store has acknowledged it.
 //!
 //! ```text
-//! committer DIR [--segment BYTES] [--floor BYTES] [--commits N] [--hold]
+//! committer DIR [--segment BYTES] [--floor BYTES] [--witness DIR] [--commits N] [--hold]
 //!
+//! doubt WHAT    the store is taken for an old copy
 //! holds N       the shard is taken; the store has the commits up to N
 //! acked N       commit N is acknowledged
 //! failed WHAT   the store said no; the shard is taken again
@@ -30,11 +31,12 @@ const PATIENCE: u32 = 20;
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let dir = arguments.next().unwrap();
-    let mut options = Options { segment: 64 * 1024, floor: 0, table: 64 * 1024 };
+    let mut options = Options { segment: 64 * 1024, floor: 0, table: 64 * 1024, witness: None };
     let (mut commits, mut hold) = (u64::MAX, false);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().unwrap().parse().unwrap();
         match argument.as_str() {
+            "--witness" => options.witness = Some(arguments.next().unwrap().into()),
             "--segment" => options.segment = number(),
             "--floor" => options.floor = number(),
             "--commits" => commits = number(),
@@ -65,6 +67,9 @@ async fn run(store: &Embedded, commits: u64, hold: bool) -> ExitCode {
             }
         };
         let mut last = plan::last_commit(taken.metadata.next_seq);
+        if let Some(doubt) = &taken.doubt {
+            println!("doubt {doubt}");
+        }
         println!("holds {last}");
         if hold {
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();

@@ -13,6 +13,7 @@ pub mod embedded;
 mod memory;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -139,6 +140,36 @@ pub enum Doubt {
         /// The store's, before the shard was taken.
         current: Epoch,
     },
+    /// The store is not the one that its witness saw last.
+    #[error("it is at stamp {store}, and its witness {} has seen another one, stamp {witness}", file.display())]
+    Behind {
+        /// The witness.
+        file: PathBuf,
+        /// The number of the store's last stamp.
+        store: u64,
+        /// That of the witness's: as a rule a higher one.
+        witness: u64,
+    },
+    /// Its witness is gone.
+    #[error("its witness {} is missing", file.display())]
+    Missing {
+        /// The witness.
+        file: PathBuf,
+    },
+    /// Its witness says nothing that can be understood.
+    #[error("its witness {} cannot be read: {what}", file.display())]
+    Unreadable {
+        /// The witness.
+        file: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// It was used before, and kept no witness.
+    #[error("it has kept no witness so far")]
+    Unwitnessed,
+    /// An earlier take found that it is an old copy, and this shard is not in it.
+    #[error("it was an old copy once, which may have lacked this shard")]
+    Shard,
 }
 
 /// The epoch of the next owner; an error if there is none above what was shown.

@@ -223,7 +223,7 @@ impl Shared {
 
     /// A merge leaves the flusher room for what two segments hold: without a flush nothing can end.
     fn room_to_merge(&self) -> Result<(), DirError> {
-        let Options { segment, floor, table } = self.options;
+        let Options { segment, floor, table, .. } = self.options;
         let (free, needed) = (self.dir.free()?, (4 * segment + table).min(floor / 2));
         if free >= needed {
             return Ok(());

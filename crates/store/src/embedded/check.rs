@@ -62,6 +62,17 @@ pub struct Info {
     pub tables: Vec<TableInfo>,
     /// Its shards.
     pub shards: Vec<ShardInfo>,
+    /// What it remembers of its witness, if it has one.
+    pub witness: Option<WitnessInfo>,
+}
+
+/// What a store remembers of its witness.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WitnessInfo {
+    /// The name of its file, in the directory that the server was given for it.
+    pub file: String,
+    /// The number of the last stamp.
+    pub stamp: u64,
 }
 
 /// The tables of one kind.
@@ -94,6 +105,8 @@ pub struct ShardInfo {
     pub keys: u64,
     /// Tasks whose rows are set aside, because they run long.
     pub aside: u64,
+    /// For how long there may be workers that the store does not know of, in milliseconds: it was an old copy.
+    pub doubt_ms: Option<u64>,
     /// Its queues.
     pub queues: Vec<QueueInfo>,
 }
@@ -135,6 +148,7 @@ pub fn info(dir: impl AsRef<Path>, progress: Progress<'_>) -> Result<Info, DirEr
             next_seq: metadata.next_seq,
             keys: metadata.keys.len() as u64,
             aside: metadata.aside.len() as u64,
+            doubt_ms: metadata.doubt,
             queues: queues.collect(),
         });
     }
@@ -153,6 +167,9 @@ pub fn info(dir: impl AsRef<Path>, progress: Progress<'_>) -> Result<Info, DirEr
             tables_of(Kind::Records, &standing.records),
         ],
         shards,
+        witness: loaded
+            .witness()?
+            .map(|saved| WitnessInfo { file: saved.file_name(), stamp: saved.stamp.number }),
     })
 }
 

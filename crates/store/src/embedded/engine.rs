@@ -29,6 +29,7 @@ use super::opening::{begin, checkpoint, load, raise_open_files};
 use super::reads::Reads;
 use super::tree::Memory;
 use super::trees::Trees;
+use super::witness::{self, Witness};
 use super::writer::{LARGEST, Writer};
 use crate::{Doubt, StoreError};
 
@@ -113,6 +114,9 @@ impl Engine {
         let options = Options { segment: options.segment.min(LARGEST as u64), ..options };
         raise_open_files();
         let dir = Dir::open(path)?;
+        if let Some(witness) = &options.witness {
+            witness::prepare(witness, path)?;
+        }
         let format = dir.format()?;
         if format.is_none() {
             begin(&dir, &options)?;
@@ -125,10 +129,12 @@ impl Engine {
         for shard in loaded.shards()? {
             epochs.insert(shard, loaded.epoch(shard)?);
         }
-        let last = loaded.replayed.last;
+        let (last, saved) = (loaded.replayed.last, loaded.witness()?);
         let (standing, trees, segment) = checkpoint(&dir, &options, loaded)?;
         let acked = Acked::open(&dir.path)?;
         acked.say(LastAcked { frame: last, segment: segment.number })?;
+        let witness = options.witness.as_ref();
+        let witness = witness.map(|dir| Witness::open(dir, path, saved, epochs.is_empty())).transpose()?;
 
         let shared = Arc::new(Shared {
             dir,
@@ -145,7 +151,7 @@ impl Engine {
         let (requests, inbox) = channel();
         let (jobs, work) = channel::<Job>();
         let work = Arc::new(Mutex::new(work));
-        let writer = Writer { shared: shared.clone(), segment, acked, last, epochs };
+        let writer = Writer { shared: shared.clone(), segment, acked, last, epochs, witness };
         let mut engine = Engine {
             shared: shared.clone(),
             requests: Some(requests),

@@ -9,8 +9,11 @@
 //! DIR/log/00000007.log     commits that are in no table yet
 //! DIR/tables/00000042.rows sorted tables, one kind of row each
 //! ```
+//!
+//! Outside of it there is one more, the [witness](super::witness).
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -95,6 +98,17 @@ pub enum DirError {
         /// The directory.
         dir: PathBuf,
     },
+    /// The directory of the witness cannot be used.
+    #[error(
+        "the witness directory {} cannot be used: {what}. Make it a directory that can be written, or choose another with --witness",
+        dir.display()
+    )]
+    Witness {
+        /// The directory.
+        dir: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// There is no store.
     #[error("{} holds no store; name the directory that the server was given", dir.display())]
     Absent {
@@ -108,9 +122,10 @@ impl From<DirError> for StoreError {
         let what = error.to_string();
         match error {
             DirError::Io { full: true, .. } => StoreError::Full { what },
-            DirError::Io { full: false, .. } | DirError::Locked { .. } | DirError::Absent { .. } => {
-                StoreError::Unavailable { what }
-            }
+            DirError::Io { full: false, .. }
+            | DirError::Locked { .. }
+            | DirError::Witness { .. }
+            | DirError::Absent { .. } => StoreError::Unavailable { what },
             DirError::Damaged { .. }
             | DirError::Unreadable { .. }
             | DirError::Missing { .. }
@@ -282,7 +297,7 @@ pub(super) fn replace(dir: &Path, name: &str, temporary: &str, bytes: &[u8]) -> 
 }
 
 /// Creates a directory and those above it that are missing, with durable names.
-fn create_dirs(path: &Path) -> Result<(), DirError> {
+pub(super) fn create_dirs(path: &Path) -> Result<(), DirError> {
     let absolute = std::path::absolute(path).about(path, "looking for it")?;
     let missing: Vec<&Path> = absolute.ancestors().take_while(|dir| !dir.exists()).collect();
     std::fs::create_dir_all(&absolute).about(path, "creating the directory")?;
@@ -292,6 +307,12 @@ fn create_dirs(path: &Path) -> Result<(), DirError> {
 /// Makes the names in a directory durable.
 pub(super) fn sync_dir(dir: &Path) -> Result<(), DirError> {
     File::open(dir).and_then(|opened| opened.sync_all()).about(dir, "syncing the directory")
+}
+
+/// A random number.
+pub(super) fn random() -> u64 {
+    // The standard library's hashers begin with random numbers, which is all we need of one.
+    RandomState::new().hash_one(())
 }
 
 /// Reads a small file; None if it is not there.

@@ -9,7 +9,8 @@ use evenhand_core::Metadata;
 use super::bytes::Get;
 use super::layout::{self, Kind, RowKey, TaskKey};
 use super::table::{TableKey, read_entry, read_index};
-use super::{Batch, log, values};
+use super::witness::Saved;
+use super::{Batch, log, values, witness};
 
 /// The payload of a frame of the log: rows, tasks and records, of whatever bytes.
 pub fn batch(bytes: &[u8]) {
@@ -56,6 +57,9 @@ pub fn batch(bytes: &[u8]) {
                 if let Some(parked) = values::parked(value) {
                     same(&parked, |parked, again| values::put_parked(again, parked), values::parked);
                 }
+                if let Some(saved) = Saved::get(value) {
+                    same(&saved, Saved::put, Saved::get);
+                }
                 if let Some(member) = values::member(value) {
                     same(&member, |member, again| values::put_member(again, member), values::member);
                 }
@@ -82,6 +86,11 @@ fn same<T: PartialEq + Debug>(read: &T, put: impl Fn(&T, &mut Vec<u8>), get: imp
     let mut again = Vec::new();
     put(read, &mut again);
     assert_eq!(get(&again).as_ref(), Some(read));
+}
+
+/// The file of a witness.
+pub fn witness(bytes: &[u8]) {
+    let _ = witness::parse(bytes);
 }
 
 /// The index and a block of a table.
@@ -140,6 +149,7 @@ mod tests {
                         }
                         batch(&changed);
                         table(&changed);
+                        witness(&changed);
                     }
                 }
             }

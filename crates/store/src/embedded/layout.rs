@@ -19,6 +19,8 @@
 //! Timers are the rows of a lane that is no queue's: read from a level on, and deleted by range up to an ack
 //! level, which stands in the record of that lane.
 //!
+//! One record is of the store as a whole: what it remembers of its [`witness`](WITNESS).
+//!
 //! Keys are big-endian, so that bytes sort as numbers do. What values look like is in [`values`].
 
 use std::cmp::Ordering;
@@ -95,6 +97,8 @@ pub(super) const STOPPED: u8 = b'x';
 pub(super) const DOUBT: u8 = b'd';
 /// A request, by what its caller named it.
 pub(super) const REQUEST: u8 = b'r';
+/// What the store remembers of its witness. The only record that is no shard's: it stands before all of them.
+pub(super) const WITNESS: &[u8] = &[0];
 /// The store's id.
 pub(super) const STORE: u8 = b'i';
 
@@ -305,6 +309,8 @@ pub(super) struct Batch {
     pub(super) bytes: Vec<u8>,
     /// It accepts tasks, so it needs room that may not be there.
     pub(super) accepts: bool,
+    /// It holds what a copy of the store must not lack unnoticed.
+    pub(super) witnessed: bool,
 }
 
 /// One of its rows, by places in its bytes.
@@ -319,7 +325,7 @@ const DELETE: u8 = 0x80;
 
 impl Batch {
     pub(super) fn new() -> Batch {
-        Batch { bytes: vec![0; FRAME_HEADER], accepts: false }
+        Batch { bytes: vec![0; FRAME_HEADER], accepts: false, witnessed: false }
     }
 
     pub(super) fn of(shard: ShardId, changes: &[Change]) -> Batch {
@@ -590,6 +596,7 @@ impl Writing {
                 let at = record_key(shard, MEMBER, &[seat.as_str().as_bytes()]);
                 match record {
                     Some(record) => {
+                        self.batch.witnessed = true;
                         values::put_member(value, record);
                         self.put_record(&at);
                     }
@@ -597,6 +604,7 @@ impl Writing {
                 }
             }
             Change::Stopped { stopped } => {
+                self.batch.witnessed = true;
                 let at = record_key(shard, STOPPED, &[]);
                 match stopped {
                     true => self.put_record(&at),

@@ -4,7 +4,7 @@
 //! written into sorted tables ([`table`]), which are merged now and then ([`tree`]); the manifest
 //! ([`manifest`]) says which of them count. Everything on disk has a checksum that is looked at when it
 //! is read. Read `layout` and `values` for what a change becomes on disk, `engine` for who does what and when, then
-//! `opening`, `writer` and `background`.
+//! `opening`, `writer` and `background`; and `witness` for how a store knows that it is not an old copy of itself.
 
 mod background;
 mod bytes;
@@ -22,6 +22,7 @@ mod table;
 mod tree;
 mod trees;
 mod values;
+mod witness;
 mod writer;
 
 use std::panic::AssertUnwindSafe;
@@ -35,7 +36,7 @@ use evenhand_core::{Change, Task};
 use tokio::sync::oneshot;
 
 use crate::{History, Listing, Page, Store, StoreError, Taken, Wanted};
-pub use check::{Checked, Info, Progress, QueueInfo, ShardInfo, TableInfo, check, info};
+pub use check::{Checked, Info, Progress, QueueInfo, ShardInfo, TableInfo, WitnessInfo, check, info};
 use engine::Engine;
 pub use files::{DirError, FORMAT};
 use layout::Batch;
@@ -53,11 +54,20 @@ pub struct Options {
     /// Bytes after which a table is full and another begins. A merge takes as many of them as it merges
     /// layers, for a while; each is an open file.
     pub table: u64,
+    /// The directory of the [witness](crate::Doubt), by which the store knows that it is not an old copy of itself: outside
+    /// of its own, and never copied or put back with it. None: no witness is kept, and the store is taken for the
+    /// newest copy. Keep one always or never: what happens without is seen by none.
+    pub witness: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { segment: 32 * 1024 * 1024, floor: 512 * 1024 * 1024, table: 64 * 1024 * 1024 }
+        Options {
+            segment: 32 * 1024 * 1024,
+            floor: 512 * 1024 * 1024,
+            table: 64 * 1024 * 1024,
+            witness: None,
+        }
     }
 }
 

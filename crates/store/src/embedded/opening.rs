@@ -2,7 +2,6 @@
 //! into tables before anything is built on it.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Options;
-use super::files::{About, Dir, DirError, damaged, numbered, sync_dir};
+use super::files::{About, Dir, DirError, damaged, numbered, random, sync_dir};
 use super::layout::Kind;
 use super::log::{self, Acked, LastAcked, Replayed, Segment};
 use super::manifest::Standing;
@@ -73,8 +72,7 @@ pub(super) fn begin(dir: &Dir, options: &Options) -> Result<(), DirError> {
     for (_, _, path) in numbered(&dir.log())? {
         std::fs::remove_file(&path).about(&path, "removing")?;
     }
-    // The standard library's hashers begin with random numbers, which is all we need of one.
-    let secret = RandomState::new().hash_one(&dir.path);
+    let secret = random();
     log::prepare_spare(&dir.log(), None, options.segment)?;
     Segment::begin(&dir.log(), 1, 1, secret)?;
     let acked = Acked::open(&dir.path)?;

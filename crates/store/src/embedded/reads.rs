@@ -16,6 +16,7 @@ use super::table::Slot;
 use super::tree::{self, Found};
 use super::trees::{Acks, Planted, Trees};
 use super::values;
+use super::witness::Saved;
 use crate::{History, LISTING_BYTES, LISTING_TASKS, Listing, Page, Wanted};
 
 /// About what a listing reads at once.
@@ -94,6 +95,15 @@ pub(super) trait Reads {
                 None => return Ok(shards),
             }
         }
+    }
+
+    /// What the store remembers of its witness.
+    fn witness(&self) -> Result<Option<Saved>, DirError> {
+        let key: RecordKey = layout::WITNESS.into();
+        let found = self.find(&key)?;
+        found
+            .map(|value| Saved::get(value.bytes()).ok_or_else(|| unreadable(format_args!("the witness"))))
+            .transpose()
     }
 
     /// A shard's epoch.

@@ -14,6 +14,7 @@ use super::files::DirError;
 use super::layout::{self, Batch, Kind};
 use super::log::{self, Acked, LastAcked, Segment};
 use super::tree::{FEW_GONES, MOST_LAYERS};
+use super::witness::Witness;
 use crate::{Doubt, StoreError, next_epoch};
 
 /// Bytes that a frame may gather from several commits: enough to share a sync, little enough that the
@@ -32,6 +33,7 @@ pub(super) struct Writer {
     /// The last frame.
     pub(super) last: u64,
     pub(super) epochs: BTreeMap<ShardId, Epoch>,
+    pub(super) witness: Option<Witness>,
 }
 
 /// What to say when a frame is durable.
@@ -118,8 +120,15 @@ impl Writer {
                     Err(error) => return drop(answer.send(Err(error))),
                 };
                 self.epochs.insert(shard, epoch);
-                let doubt = shown.map(|shown| Doubt::Shown { shown, current: before });
-                let mut batch = Batch::new();
+                let doubt = match shown {
+                    Some(shown) => Some(Doubt::Shown { shown, current: before }),
+                    None => self.witness.as_ref().and_then(|witness| match witness.old() {
+                        Some(old) => Some(old.clone()),
+                        None if before == Epoch(0) => witness.may_lack_shards(),
+                        None => None,
+                    }),
+                };
+                let mut batch = Batch { witnessed: true, ..Batch::new() };
                 batch.put(Kind::Records, &layout::epoch_key(shard), &epoch.0.to_le_bytes());
                 if doubt.is_some() {
                     batch.put(Kind::Records, &layout::doubt_key(shard), &u64::MAX.to_le_bytes());
@@ -146,7 +155,7 @@ impl Writer {
 
     fn write(&mut self, frame: Option<Batch>, pending: Vec<Pending>) {
         let written = match frame {
-            Some(frame) if frame.bytes.len() > log::FRAME_HEADER => self.append(frame.bytes),
+            Some(frame) if frame.bytes.len() > log::FRAME_HEADER => self.append_witnessed(frame),
             _ => Ok(None),
         };
         match written {
@@ -170,7 +179,10 @@ impl Writer {
                     // Nothing was written, so nobody took a shard.
                     for taken in pending.iter().rev() {
                         if let Pending::Take { shard, before, .. } = taken {
-                            self.epochs.insert(*shard, *before);
+                            match before {
+                                Epoch(0) => self.epochs.remove(shard),
+                                _ => self.epochs.insert(*shard, *before),
+                            };
                         }
                     }
                 } else {
@@ -197,6 +209,28 @@ impl Writer {
             Ok(()) | Err(StoreError::Full { .. }) => {}
             Err(error) => self.shared.fail(error),
         }
+    }
+
+    /// Makes a frame durable, and sees to it that no copy lacks it unnoticed if it must not.
+    fn append_witnessed(&mut self, mut frame: Batch) -> Result<Written, StoreError> {
+        let Some(witness) = self.witness.as_ref().filter(|_| frame.witnessed) else {
+            return self.append(frame.bytes);
+        };
+        let saved = witness.next();
+        let mut value = Vec::new();
+        saved.put(&mut value);
+        frame.put(Kind::Records, layout::WITNESS, &value);
+        if witness.old().is_some() {
+            for shard in self.epochs.keys() {
+                frame.put(Kind::Records, &layout::doubt_key(*shard), &u64::MAX.to_le_bytes());
+            }
+        }
+        let written = self.append(frame.bytes)?;
+        if let Some(witness) = &mut self.witness {
+            let unknown = |error: DirError| StoreError::Unavailable { what: error.to_string() };
+            witness.saved(saved).map_err(unknown)?;
+        }
+        Ok(written)
     }
 
     /// Makes a frame durable. `Full` means that nothing was written; any other error that this is unknown.
@@ -263,7 +297,10 @@ impl Writer {
 /// Adds a batch to those that travel in the same frame.
 fn join(frame: &mut Option<Batch>, batch: Batch) {
     match frame {
-        Some(frame) => frame.bytes.extend_from_slice(&batch.bytes[log::FRAME_HEADER..]),
+        Some(frame) => {
+            frame.bytes.extend_from_slice(&batch.bytes[log::FRAME_HEADER..]);
+            frame.witnessed |= batch.witnessed;
+        }
         None => *frame = Some(batch),
     }
 }

@@ -18,7 +18,7 @@ use crate::plan::{LANE, SHARD};
 use crate::support::{Committer, Contents, Model, block_on, read_all, small};
 
 const SEGMENT: u64 = 16 * 1024;
-const MIB: u64 = 1024 * 1024;
+pub(crate) const MIB: u64 = 1024 * 1024;
 
 /// Lets the committer make so many commits while strace makes calls fail, and checks what is there in the
 /// end. Returns what it said about failures.
@@ -70,29 +70,29 @@ fn after_a_failed_rename_the_owner_takes_again_and_nothing_is_lost() {
 }
 
 /// A file system of its own, of a given size.
-struct Disk {
+pub(crate) struct Disk {
     dir: TempDir,
 }
 
 impl Disk {
-    fn new(bytes: u64) -> Disk {
+    pub(crate) fn new(bytes: u64) -> Disk {
         let dir = tempfile::tempdir().unwrap();
         mount(&["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"], dir.path());
         Disk { dir }
     }
 
-    fn store(&self) -> PathBuf {
+    pub(crate) fn store(&self) -> PathBuf {
         self.dir.path().join("store")
     }
 
     /// Takes room away, until it is dropped.
-    fn ballast(&self, bytes: u64) -> Ballast {
+    pub(crate) fn ballast(&self, bytes: u64) -> Ballast {
         let path = self.dir.path().join("ballast");
         fs::write(&path, vec![1; bytes as usize]).unwrap();
         Ballast { path }
     }
 
-    fn remount(&self, options: &str) {
+    pub(crate) fn remount(&self, options: &str) {
         mount(&["-o", &format!("remount,{options}")], self.dir.path());
     }
 }
@@ -117,7 +117,7 @@ fn mount(arguments: &[&str], dir: &Path) {
     }
 }
 
-struct Ballast {
+pub(crate) struct Ballast {
     path: PathBuf,
 }
 
@@ -315,8 +315,7 @@ fn a_store_closed_on_a_full_disk_opens_when_there_is_room_again() {
 fn below_the_floor_tasks_are_finished_but_not_accepted() {
     let disk = Disk::new(16 * MIB);
     let ballast = disk.ballast(6 * MIB);
-    let mut owner =
-        Owner::new(&disk.store(), Options { segment: 64 * 1024, floor: 8 * MIB, table: 64 * 1024 });
+    let mut owner = Owner::new(&disk.store(), Options { floor: 8 * MIB, ..small(64 * 1024) });
     let error = owner.accept_all();
     let StoreError::Full { what } = &error else { panic!("{error}") };
     let names_all = what.contains(disk.store().to_str().unwrap()) && what.contains("8 MiB");

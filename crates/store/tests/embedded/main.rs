@@ -15,3 +15,4 @@ mod space;
 mod stories;
 mod support;
 mod synced;
+mod witness;

@@ -15,7 +15,7 @@ use evenhand_core::names::{
     TaskId,
 };
 use evenhand_core::{Change, Task};
-use evenhand_store::embedded::{self, Options};
+use evenhand_store::embedded;
 use evenhand_store::{Embedded, Memory, Store, Wanted, ready};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
@@ -482,10 +482,7 @@ impl World {
                     self.disk = None;
                     self.check();
                     let segment = self.course.segment;
-                    self.disk = Some(
-                        Embedded::open(self.dir.path(), Options { segment, floor: 0, table: segment })
-                            .unwrap(),
-                    );
+                    self.disk = Some(Embedded::open(self.dir.path(), small(segment)).unwrap());
                 }
                 (0..2).for_each(|n| self.compare(n));
             }

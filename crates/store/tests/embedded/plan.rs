@@ -11,12 +11,13 @@
 
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, ParkedRecord, Place, QueueRecord, RequestIds, RequestRecord,
-    SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestIds,
+    RequestRecord, SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{End, Outcome, Terms};
 use evenhand_core::names::{
-    Class, ContentType, Key, LaneId, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId, TaskId,
+    Class, ContentType, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
+    TaskId,
 };
 use evenhand_core::{Change, Task};
 
@@ -270,6 +271,16 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
         let weight =
             (!n.is_multiple_of(9)).then(|| Weight::from_thousandths(1_000 + n as u32 % 999).unwrap());
         changes.push(Change::Override { queue: LANE.queue, key: key(n / 9), weight });
+    }
+    if n.is_multiple_of(5) {
+        let (seat, life) =
+            (Seat::new(&format!("gpu-{}", n / 5 % 4)).unwrap(), Life { process: n, rejoin: 0 });
+        let member = MemberRecord { token: n, life, wait_ms: n, running: Vec::new(), set: None };
+        changes.push(Change::Member { seat, record: (!n.is_multiple_of(35)).then_some(member) });
+    }
+    if n.is_multiple_of(17) {
+        changes.push(Change::Stopped { stopped: n.is_multiple_of(2) });
+        changes.push(Change::Doubt { left_ms: (n.is_multiple_of(3)).then_some(n) });
     }
     if n.is_multiple_of(2) {
         let shelf = ShelfRecord { ack: Level::ZERO, max: level(task(n, 2).id.0) };

@@ -23,7 +23,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 
 /// Options for small tests: a log of this size, and no floor.
 pub(crate) fn small(segment: u64) -> Options {
-    Options { segment, floor: 0, table: segment }
+    Options { segment, floor: 0, table: segment, witness: None }
 }
 
 /// All files in a directory and below, in order.
@@ -241,7 +241,7 @@ pub(crate) struct Committer {
     lines: BufReader<ChildStdout>,
     /// The last commit that it called durable, if any.
     pub(crate) last: u64,
-    /// What it said about failures.
+    /// What it said about failures, and about doubt.
     pub(crate) failures: Vec<String>,
 }
 
@@ -278,6 +278,7 @@ impl Committer {
         match line.split_once(' ') {
             Some(("acked" | "holds", number)) => self.last = number.parse().unwrap(),
             Some(("failed", what)) => self.failures.push(what.into()),
+            Some(("doubt", _)) => self.failures.push(line.clone()),
             _ => {}
         }
         Some(line)

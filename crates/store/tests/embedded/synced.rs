@@ -3,6 +3,9 @@
 
 use std::path::Path;
 
+use evenhand_core::Change;
+
+use crate::plan;
 use crate::support::{Committer, Model};
 
 const SEGMENT: u64 = 16 * 1024;
@@ -121,7 +124,9 @@ fn is_table(path: &str) -> bool {
 fn trace(scratch: &Path, dir: &Path, commits: u64) -> Trace {
     let file = scratch.join("trace");
     let strace = ["-o", file.to_str().unwrap(), "-e", &format!("trace={CALLS}")];
+    let witness = scratch.join("witness");
     let options = ["--segment", &SEGMENT.to_string(), "--commits", &commits.to_string()];
+    let options = [&options[..], &["--witness", witness.to_str().unwrap()]].concat();
     let (status, last, failures) = Committer::traced(&strace, dir, &options).end();
     assert!(status.success() && last == commits, "strace and the committer: {status}, {last}, {failures:?}");
     let trace = Trace { calls: parse(&std::fs::read_to_string(&file).unwrap()) };
@@ -176,6 +181,32 @@ fn nothing_is_relied_upon_before_it_is_synced() {
             trace.check(rename, parent(new), ack, "without the mark all the rest is made anew");
         }
     }
+
+    // What a copy must not lack unnoticed is on disk, then the witness says so, then somebody is told.
+    let outside = scratch.path().join("witness");
+    let seen: Vec<&Call> = renames
+        .iter()
+        .filter(|call| call.paths()[1].starts_with(outside.to_str().unwrap()))
+        .copied()
+        .collect();
+    for rename in &seen {
+        let told = trace.those(|call| call.name == "write" && call.arguments.contains("<pipe:"));
+        let told = trace.first_after(rename, &told);
+        trace.check(rename, outside.to_str().unwrap(), told, "the witness must know what was acknowledged");
+        let own = |call: &&&Call| call.thread == rename.thread && call.end < rename.start;
+        let new = writes.iter().rev().find(|call| own(call) && call.file() == rename.paths()[0]).unwrap();
+        if let Some(frame) = writes.iter().rev().find(|call| own(call) && is_log(call.file())) {
+            trace.check(frame, frame.file(), Some(new), "the witness must not be ahead of the store");
+        }
+    }
+    let is_seen =
+        |change: &Change| matches!(change, Change::Member { record: Some(_), .. } | Change::Stopped { .. });
+    let commits = (1..=COMMITS).filter(|n| plan::changes(*n).iter().any(is_seen)).count();
+    assert_eq!(
+        seen.len(),
+        commits + 2,
+        "one for each of them, for opening and for taking, and none for tasks"
+    );
 
     // A table is opened when it is finished, and only what was opened comes into a manifest.
     let reads = |call: &Call| call.name == "openat" && call.arguments.contains("O_RDONLY");
