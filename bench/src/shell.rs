@@ -88,7 +88,7 @@ impl Shell {
     ) -> Result<Shell, Failure> {
         let (epoch, metadata) = match &store {
             Some(store) => {
-                let taken = ready(store.take(SHARD)).map_err(|error| error.to_string())?;
+                let taken = ready(store.take(SHARD, None)).map_err(|error| error.to_string())?;
                 (taken.epoch, taken.metadata)
             }
             None => (Epoch(1), Metadata::default()),

@@ -99,7 +99,7 @@ pub(crate) fn run(tasks: Option<u64>, show: impl Fn(Report)) -> Result<(), Failu
 
 fn play(kind: Kind, tasks: u64) -> Result<Played, Failure> {
     let store = Memory::default();
-    let taken = ready(store.take(SHARD)).map_err(|error| error.to_string())?;
+    let taken = ready(store.take(SHARD, None)).map_err(|error| error.to_string())?;
     let shard = Shard::new(Bounds::default(), taken.epoch, 1, taken.metadata)?;
     let shard = shard.with_defaults(Settings { retention_ms: 0, ..Settings::default() });
     let mut stage = Stage { shard, store, now: Millis(0), wake: None, played: Played::default() };

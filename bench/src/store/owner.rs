@@ -55,7 +55,7 @@ pub(super) struct Owner {
 impl Owner {
     /// Takes the shard, and knows of it what the store remembers.
     pub(super) fn take(store: Embedded, keys: usize, payload: usize, seed: u64) -> Result<Owner, Failure> {
-        let taken = wait(store.take(SHARD)).map_err(|error| error.to_string())?;
+        let taken = wait(store.take(SHARD, None)).map_err(|error| error.to_string())?;
         let metadata = taken.metadata;
         let fresh = |n: usize| {
             let key = Key::new(&format!("{PREFIX}{n:06}")).map_err(|refusal| format!("{refusal:?}"))?;

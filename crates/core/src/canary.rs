@@ -74,7 +74,6 @@ bugs! {
     OldHelloHeard = "an older session of a worker let in",
     SavedSetOverwritten = "saved set overwritten while the gate is shut",
     RequiredForgotten = "a worker that had work asked for again when it was silent",
-    StartsHeardTwice = "a start that comes twice started twice",
     ParkedForgotten = "parked tasks forgotten on a crash",
     UniqueForgotten = "unique key forgotten on a crash",
 }

@@ -4,11 +4,16 @@
 use evenhand_core::canary::Bug;
 
 use crate::model::{Witness, World};
-use crate::world::{FLAWS, MISTAKES};
-use crate::{Canary, Options, Violation, play};
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::world::{FLAWS, MISTAKES, play_plan};
+use crate::{Canary, Options, Report, Violation, play};
 
 /// Those that only the model notices.
 const MODELED: [Bug; 3] = [Bug::NewWorkerNotRequired, Bug::UnhealthyNotAsked, Bug::SetToldWhileShut];
+
+/// Those that do harm only when the store is set back.
+const OF_SET_BACKS: [Bug; 3] = [Bug::FenceRepeats, Bug::DoubtIgnored, Bug::DoubtForgotten];
 
 /// Every canary and what is wrong with it.
 pub fn all() -> Vec<(Canary, &'static str)> {
@@ -27,6 +32,10 @@ pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
         return model_breaks(bug);
     }
     let plain = Options { blind, ..Options::default() };
+    let play: fn(u64, Options) -> Result<Report, Violation> = match canary {
+        Canary::Core(bug) if OF_SET_BACKS.contains(&bug) => play_set_backs,
+        Canary::Core(_) | Canary::Store(_) | Canary::World(_) => play,
+    };
     (0..seeds).find_map(|seed| {
         let options = Options { canary: Some(canary), ..plain };
         let violation = match std::panic::catch_unwind(|| play(seed, options)) {
@@ -36,6 +45,13 @@ pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
         };
         play(seed, plain).is_ok().then_some(violation)
     })
+}
+
+/// Plays a seed in which the store is set back again and again.
+pub fn play_set_backs(seed: u64, options: Options) -> Result<Report, Violation> {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::of_set_backs(&mut rng);
+    play_plan(seed, rng, plan, options)
 }
 
 fn model_breaks(bug: Bug) -> Option<Violation> {

@@ -54,7 +54,7 @@ impl Disk {
         if self.rng.chance(500) {
             self.crash();
         }
-        let taken = wait(self.store()?.take(SHARD)).map_err(|error| error.to_string())?;
+        let taken = wait(self.store()?.take(SHARD, None)).map_err(|error| error.to_string())?;
         match expected {
             Some(expected) => same("take", &taken, expected),
             None => Ok(()),

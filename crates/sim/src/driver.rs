@@ -61,7 +61,7 @@ pub struct Driver {
 impl Driver {
     /// Takes the shard from the store. Its gate is shut.
     pub fn take(store: Memory, bounds: Bounds, bug: Option<Bug>, now: Millis) -> Result<Driver, StoreError> {
-        let taken = ready(store.take(SHARD))?;
+        let taken = ready(store.take(SHARD, None))?;
         let shard = match bug {
             Some(bug) => Shard::with_bug(bounds.clone(), taken.epoch, 7, taken.metadata, bug),
             None => Shard::new(bounds.clone(), taken.epoch, 7, taken.metadata),

@@ -62,6 +62,9 @@ enum Command {
         /// Do without the core's own invariants, so that the onlooker has to notice.
         #[arg(long)]
         blind: bool,
+        /// Only those whose text holds these words.
+        #[arg(long, default_value = "")]
+        only: String,
     },
     /// Play a simulated day and print who got what.
     Day {
@@ -75,7 +78,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run { seeds, start, disk } => run(seeds, start, disk),
         Command::Replay { seed, canary, quiet, disk } => replay_one(seed, canary.as_deref(), quiet, disk),
-        Command::Canaries { seeds, blind } => hunt(seeds, blind),
+        Command::Canaries { seeds, blind, only } => hunt(seeds, blind, &only),
         Command::Day { seed } => match day::play(seed) {
             Ok(table) => {
                 print!("{table}");
@@ -201,10 +204,15 @@ fn on_all_cores<'scope, T: Sync, R: Send + 'scope>(
     receivers
 }
 
-fn hunt(seeds: u64, blind: bool) -> ExitCode {
+fn hunt(seeds: u64, blind: bool, only: &str) -> ExitCode {
     // Some bugs make the core stop with a panic. That counts as caught; its text would only be noise.
     std::panic::set_hook(Box::new(|_| {}));
-    let all = canaries::all();
+    let mut all = canaries::all();
+    all.retain(|(_, text)| text.contains(only));
+    if all.is_empty() {
+        eprintln!("no canary has {only:?} in its text");
+        return ExitCode::FAILURE;
+    }
     let mut survived = 0;
     std::thread::scope(|scope| {
         let hunts: Vec<_> = on_all_cores(scope, &all, |(canary, _)| canaries::hunt(*canary, seeds, blind));

@@ -15,7 +15,7 @@ fn has_refund(record: &KeyRecord) -> bool {
 }
 
 /// Later than any run.
-const LAST_FENCE: Fence = Fence { epoch: Epoch(u64::MAX), dispatch: u64::MAX };
+const LAST_FENCE: Fence = Fence { epoch: Epoch(u64::MAX), dispatch: u64::MAX, nonce: u64::MAX };
 
 /// The onlooker's notes.
 #[derive(Clone, Debug, Default)]
@@ -144,6 +144,14 @@ impl Oracle {
         Err(format!("attempt {attempt} of task {task} was told, but is not durable"))
     }
 
+    /// The store is set back to a copy, with which these notes were made. What was promised since does not count; what
+    /// runs goes on.
+    pub fn set_back(&mut self, then: Oracle) {
+        let Oracle { ended, told_ended, stopping, finishes, timed, lanes, epoch, .. } = then;
+        (self.ended, self.told_ended, self.stopping) = (ended, told_ended, stopping);
+        (self.finishes, self.timed, self.lanes, self.epoch) = (finishes, timed, lanes, epoch);
+    }
+
     /// An owner took the shard.
     pub fn taken(&mut self, epoch: Epoch) -> Result<(), String> {
         if epoch <= self.epoch {
@@ -216,7 +224,7 @@ impl Oracle {
                             (from, to),
                             (Place::Lane(_) | Place::Timer(_) | Place::Aside, Place::Lane(_))
                         );
-                    if let (Place::Parked(_), Place::Lane(_)) = (from, to)
+                    if let (Place::Parked(_), Place::Lane(_), None) = (from, to, tried)
                         && !row.charge.chained
                     {
                         return Err(format!("task {} comes back ahead of its key's others", row.task));
@@ -262,6 +270,7 @@ impl Oracle {
                 | Change::Override { .. }
                 | Change::Member { .. }
                 | Change::Stopped { .. }
+                | Change::Doubt { .. }
                 | Change::Request { .. }
                 | Change::Store { .. }
                 | Change::Seq { .. } => {}
@@ -317,6 +326,7 @@ impl Oracle {
                 | Change::Override { .. }
                 | Change::Member { .. }
                 | Change::Stopped { .. }
+                | Change::Doubt { .. }
                 | Change::Request { .. }
                 | Change::Store { .. }
                 | Change::Seq { .. } => {}

@@ -68,6 +68,8 @@ pub struct Rates {
     pub pause: u64,
     /// Of moments at which it would be worst: the worst happens.
     pub murphy: u64,
+    /// Of changes of weather: the store is copied, or set back to the copy.
+    pub set_back: u64,
 }
 
 impl Rates {
@@ -86,6 +88,7 @@ impl Rates {
                 broken: *rng.pick(&[0, 40, 150]),
                 pause: *rng.pick(&[0, 30, 100]),
                 murphy: *rng.pick(&[0, 50, 200]),
+                set_back: *rng.pick(&[0, 150]),
             },
             Trouble::Servers => Rates {
                 commit: *rng.pick(&[0, 5, 20]),
@@ -94,6 +97,7 @@ impl Rates {
                 zombie: *rng.pick(&[0, 40]),
                 stop: *rng.pick(&[0, 10]),
                 murphy: *rng.pick(&[60, 120]),
+                set_back: *rng.pick(&[0, 0, 150]),
                 ..Rates::default()
             },
             Trouble::Stops => Rates { read, stop: *rng.pick(&[20, 40]), murphy: 200, ..Rates::default() },
@@ -163,8 +167,8 @@ pub struct Plan {
     pub run_ms: u64,
     /// Per thousand: a run may take longer than a worker lives without a server. A few do, in a world.
     pub long_run: u64,
-    /// Owners trust their store to be its newest copy; if not, the workers are asked.
-    pub newest: bool,
+    /// Whoever takes the shard is in doubt whether its store is the newest copy.
+    pub doubtful: bool,
     /// What mostly goes wrong.
     pub trouble: Trouble,
     /// How often what goes wrong.
@@ -250,13 +254,34 @@ impl Plan {
             kill_ms: *rng.pick(&[0, 10, slowest_kill]),
             run_ms: *rng.pick(&[1, 20, lost_ms / 4, lost_ms, 2 * lost_ms]),
             long_run: *rng.pick(&[20, 200, 400]),
-            newest: !rng.chance(300),
+            doubtful: rng.chance(300),
             trouble,
             rates: Rates::new(trouble, rng),
             run_fault: *rng.pick(&[0, 50, 400]),
             refusal: *rng.pick(&[0, 20, 200]),
             named: *rng.pick(&[0, 300]),
         }
+    }
+
+    /// The plan of a seed in which the store is set back again and again, while workers die, come and are cut off.
+    pub fn of_set_backs(rng: &mut Rng) -> Plan {
+        let mut plan = Plan::new(rng);
+        plan.trouble = Trouble::All;
+        plan.doubtful = false;
+        plan.weather = 60;
+        plan.actions = 12;
+        plan.workers = rng.range(2, 4);
+        plan.run_fault = 0;
+        plan.run_ms = plan.thresholds[0].lost_after_ms / *rng.pick(&[1, 4, 16]);
+        plan.rates = Rates {
+            crash: *rng.pick(&[0, 100]),
+            death: *rng.pick(&[50, 200]),
+            partition: *rng.pick(&[50, 200]),
+            murphy: *rng.pick(&[0, 100]),
+            set_back: 300,
+            ..Rates::default()
+        };
+        plan
     }
 
     /// How long a long run takes at most.

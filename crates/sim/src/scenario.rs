@@ -264,7 +264,7 @@ impl Stage {
     }
 
     fn take(&mut self) {
-        let taken = ready(self.store.take(SHARD)).expect("a memory store can be taken");
+        let taken = ready(self.store.take(SHARD, None)).expect("a memory store can be taken");
         let shard = Shard::new(self.bounds.clone(), taken.epoch, 7, taken.metadata);
         self.shard = Some(shard.expect("the metadata is sound").with_defaults(self.settings.clone()));
         self.writes.clear();

@@ -168,23 +168,25 @@ impl Owner {
         effects: &mut Vec<Effect>,
     ) -> Result<Owner, String> {
         let saved = std::mem::take(&mut metadata.members);
-        let doubt = metadata.doubt.filter(|_| !canary.is(Bug::DoubtIgnored));
+        let nonce = if canary.is(Bug::FenceRepeats) { 0 } else { identity.nonce };
+        metadata.doubt = metadata.doubt.filter(|_| !canary.is(Bug::DoubtIgnored));
+        let doubt = metadata.doubt;
         let (marked, store) = (metadata.stopped, metadata.store);
         // What an old copy says of what runs is worth nothing.
         let stopped = marked && doubt.is_none();
         let shard =
             Shard::with_canary(settings.bounds.clone(), identity.epoch, identity.seed, metadata, canary)?
-                .with_nonce(identity.nonce)
+                .with_nonce(nonce)
                 .with_defaults(settings.queue.clone());
         let mut owner = Owner {
             shard,
             settings,
             store: store.unwrap_or(identity.store),
-            nonce: identity.nonce,
+            nonce,
             canary,
             now,
             members: BTreeMap::new(),
-            set: WorkerSet::new(Incarnation { epoch: identity.epoch, nonce: identity.nonce }, canary),
+            set: WorkerSet::new(Incarnation { epoch: identity.epoch, nonce }, canary),
             waiting: BTreeSet::new(),
             queued: BTreeSet::new(),
             joins: 0,
@@ -240,6 +242,7 @@ impl Owner {
     /// Learns one fact and says what must be done about it.
     pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
         self.now = self.now.max(now);
+        let was_verified = self.shard.is_verified();
         match input {
             Input::Shard(input) => self.feed(input, effects),
             Input::Hello { session, hello, endings } => self.on_hello(session, hello, endings, effects),
@@ -271,6 +274,9 @@ impl Owner {
             Input::OpenGate => self.on_open_gate(effects),
             Input::Stop => self.on_stop(effects),
             Input::Tick => self.on_tick(effects),
+        }
+        if !was_verified && self.shard.is_verified() {
+            self.look_at_gate(effects);
         }
         self.settle(effects);
     }
@@ -585,7 +591,7 @@ impl Owner {
             // What was to be stopped before it could be told.
             let stop = std::mem::take(&mut member.stop);
             let canceled = self.shard.canceled_runs_of(worker).map(|run| (run.task, run.fence));
-            for (task, fence) in canceled.chain(stop) {
+            for (task, fence) in canceled.chain(self.shard.condemned_of(worker)).chain(stop) {
                 effects.push(Effect::Shard(shard_messages::Effect::Stop { worker, task, fence }));
             }
             self.offer(&seat, effects);
@@ -802,7 +808,7 @@ impl Owner {
     /// Opens the gate if nobody is left who could run something unknown. The saved members are witnesses, if the
     /// store is known to be its newest copy; if it is not, the workers themselves are, or time.
     fn look_at_gate(&mut self, effects: &mut Vec<Effect>) {
-        if self.gate != Gate::Shut {
+        if self.gate != Gate::Shut || self.doubt.is_some() && !self.shard.is_verified() {
             return;
         }
         let saved = !self.members.values().any(Member::is_absent) || self.canary.is(Bug::GateIgnoresAbsent);

@@ -30,13 +30,16 @@ impl Shard {
         ended: Vec<(Run, End, Ending)>,
         effects: &mut Vec<Effect>,
     ) {
+        self.reported.forget(worker);
         for run in running {
             let (task, fence) = (run.task, run.fence);
             let known = |live: &LiveRun| (live.worker, live.run.fence) == (worker, fence);
             if self.runs.get(&task).is_some_and(known) {
                 continue;
             }
-            if self.open || !self.adopt(worker, run, effects) {
+            if self.reported.doubtful && !self.open {
+                self.verify(worker, run, effects);
+            } else if self.open || !self.adopt(worker, run, effects) {
                 effects.push(Effect::Stop { worker, task, fence });
             }
         }
@@ -52,7 +55,7 @@ impl Shard {
     }
 
     /// Counts a reported run as running. False if the shard knows better.
-    fn adopt(&mut self, worker: WorkerId, run: Run, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn adopt(&mut self, worker: WorkerId, run: Run, effects: &mut Vec<Effect>) -> bool {
         let Some(ix) = self.lane_of(run.lane) else { return false };
         if run.level > self.lanes[ix.0].window.max() {
             return false; // no owner ever gave that place
@@ -224,6 +227,7 @@ impl Shard {
         fence: Fence,
         effects: &mut Vec<Effect>,
     ) {
+        self.reported.is_over(task, fence);
         let Some(live) = self.runs.get(&task).filter(|live| live.run.fence == fence) else { return };
         match life::after(State::Running { canceled: live.cancel }, Event::Refused, NO_TRIES) {
             Next::Queue => {}
@@ -269,6 +273,7 @@ impl Shard {
     /// until it is acknowledged, and reports to a new owner what it reported to the old one.
     pub(super) fn on_ended(&mut self, held: HeldEnd, effects: &mut Vec<Effect>) {
         let HeldEnd { worker, task, fence, .. } = held;
+        self.reported.is_over(task, fence);
         if !self.open {
             // A worker may well say it again before the gate opens.
             if self.held_ends.len() < bounds::HELD_ENDS {
@@ -294,6 +299,7 @@ impl Shard {
     pub(super) fn on_lost(&mut self, worker: WorkerId, effects: &mut Vec<Effect>) {
         let lost: Vec<TaskId> =
             self.runs.iter().filter(|(_, live)| live.worker == worker).map(|(&task, _)| task).collect();
+        self.reported.forget(worker);
         self.leave_queues(worker);
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.slots = 0;
@@ -729,6 +735,7 @@ impl Shard {
                     }
                 }
             }
+            Waiter::Reported(fence) => self.on_verified(id, fence, task, effects),
             Waiter::Expire(at) => self.on_expiry(at, task, effects),
             Waiter::Detach(at) => self.on_detached(at, id, task, effects),
             Waiter::LateEnd(held) if self.runs.contains_key(&id) => self.on_ended(held, effects),

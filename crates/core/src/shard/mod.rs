@@ -16,6 +16,7 @@ mod dispatch;
 mod ends;
 mod parking;
 mod reads;
+mod reported;
 mod timing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,6 +40,7 @@ pub use dispatch::LoopState;
 use parking::Part;
 pub(crate) use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
+use reported::Reported;
 
 /// Where a lane stands in the shard's table. Lanes are never removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,6 +106,8 @@ pub struct Shard {
     pub(crate) bounds: Bounds,
     pub(crate) epoch: Epoch,
     nonce: u64,
+    /// What workers said while the store was in doubt.
+    reported: Reported,
     pub(crate) canary: Canary,
     seed: u64,
     now: Millis,
@@ -247,6 +251,7 @@ impl Shard {
             bounds,
             epoch,
             nonce: 0,
+            reported: Reported::new(metadata.doubt.is_some()),
             canary,
             seed,
             now: Millis(0),
@@ -409,7 +414,10 @@ impl Shard {
                 self.batch.changes.push(Change::Stopped { stopped });
                 self.after_commit(Effect::Marked { stopped }, effects);
             }
-            Input::Doubt { left_ms } => self.batch.changes.push(Change::Doubt { left_ms }),
+            Input::Doubt { left_ms } => {
+                self.reported.doubtful = left_ms.is_some();
+                self.batch.changes.push(Change::Doubt { left_ms });
+            }
             Input::Identify { store } => self.batch.changes.push(Change::Store { id: store }),
             Input::Committed { commit } => self.on_committed(commit, effects),
             Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
@@ -434,7 +442,7 @@ impl Shard {
     /// Of an owner that has this nonce beside its epoch.
     #[must_use]
     pub fn with_nonce(mut self, nonce: u64) -> Shard {
-        self.nonce = if self.canary.is(Bug::FenceRepeats) { 0 } else { nonce };
+        self.nonce = nonce;
         self
     }
 
@@ -576,7 +584,7 @@ impl Shard {
             keys: self.lanes.iter().map(|l| l.places.keys().len()).sum(),
             alarms: self.lanes.iter().map(|l| l.places.alarms()).sum(),
             runs: self.runs.len(),
-            loads: self.loads.len() + self.task_reads.len() + self.held_cancels.len(),
+            loads: self.loads.len() + self.task_reads.len() + self.held_cancels.len() + self.reported.len(),
             payload_bytes: self.payloads.bytes,
             batches: self.sealed.len(),
         }

@@ -8,7 +8,7 @@ use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Row, Task, Timed, TimerRow};
 use crate::messages::Effect;
-use crate::names::{LoadId, Millis, RequestId, TaskId};
+use crate::names::{Fence, LoadId, Millis, RequestId, TaskId};
 
 /// Whom a read is for.
 #[derive(Clone, Debug)]
@@ -26,6 +26,8 @@ pub(super) enum Waiter {
     Cancel(Option<RequestId>),
     Replay(RequestId),
     LateEnd(HeldEnd),
+    /// A run that was reported in doubt.
+    Reported(Fence),
     /// A timer of this level.
     Expire(Level),
     Detach(Level),

@@ -25,7 +25,7 @@ use evenhand_core::owner::health::Thresholds;
 use evenhand_core::owner::messages::Input as OwnerInput;
 use evenhand_core::worker::Down;
 use evenhand_core::{Change, bounds};
-use evenhand_store::{Flaw, Memory};
+use evenhand_store::{Flaw, Memory, Tables};
 
 use crate::disk::Disk;
 use crate::driver::SHARD;
@@ -136,6 +136,10 @@ struct World {
     /// Unique keys that tasks have had, with their queues.
     uniques: Vec<(QueueName, RequestKey)>,
     oracle: Oracle,
+    /// An old copy of the store, and the onlooker's notes of then. No task has been accepted since.
+    copy: Option<(Tables, Oracle)>,
+    /// An epoch of which the store knows nothing, as a worker has shown.
+    shown: Option<Epoch>,
     options: Options,
     digest: u64,
 }
@@ -186,10 +190,18 @@ pub fn play_plan(seed: u64, rng: Rng, plan: Plan, options: Options) -> Result<Re
         cancels: BTreeMap::new(),
         uniques: Vec::new(),
         oracle: Oracle::default(),
+        copy: None,
+        shown: None,
         options,
         digest: 0xcbf2_9ce4_8422_2325,
     };
+    if world.plan.rates.set_back > 0 {
+        // Nobody lives by a time that the copy does not know.
+        world.plan.thresholds[1] = world.plan.thresholds[0];
+    }
     if options.disk {
+        world.plan.rates.set_back = 0;
+        world.plan.doubtful = false;
         let disk = Disk::new(seed).map_err(|what| Violation::new("chaos", seed, 0, what))?;
         world.disk = Some(disk);
     }

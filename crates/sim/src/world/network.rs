@@ -72,6 +72,8 @@ pub(super) struct Link {
     pub(super) owner: usize,
     /// The session, as its worker counts them.
     pub(super) numbered: u64,
+    /// Starts that were sent on it.
+    pub(super) starts: u64,
     up: Path,
     down: Path,
     /// The server has it.
@@ -121,6 +123,7 @@ impl World {
             process,
             owner,
             numbered: 0,
+            starts: 0,
             up: Path::default(),
             down: Path { cut, ..Path::default() },
             at_owner: true,

@@ -11,7 +11,7 @@ use evenhand_core::owner::{Identity, Owner, Settings};
 use evenhand_core::timers::due_at;
 use evenhand_core::worker::Down;
 use evenhand_core::{Change, canary, check};
-use evenhand_store::{Fault, Store, ready};
+use evenhand_store::{Fault, Store, Tables, ready};
 
 use super::clock::{Clock, Micros, ms};
 use super::network::Said;
@@ -65,7 +65,13 @@ impl World {
             self.store.fail_take(*self.rng.pick(&[Fault::Lost, Fault::AnswerLost]));
         }
         let before = self.store.look(SHARD, |tables| tables.epoch);
-        let taken = ready(self.store.take(SHARD));
+        if self.plan.doubtful {
+            self.store.set_back(
+                SHARD,
+                self.store.look(SHARD, |now| Tables { doubt: Some(u64::MAX), ..now.clone() }),
+            );
+        }
+        let taken = ready(self.store.take(SHARD, self.shown));
         if let Some(disk) = &mut self.disk
             && self.store.look(SHARD, |tables| tables.epoch) > before
         {
@@ -78,6 +84,7 @@ impl World {
                 return Ok(());
             }
         };
+        self.shown = None;
         self.oracle.taken(taken.epoch)?;
         if let Some(zombie) = self.current {
             self.cut_off(zombie);
@@ -101,7 +108,6 @@ impl World {
             seed: self.options.hash_seed,
             store: StoreId(taken.epoch.0 + 7),
             nonce: self.owners.len() as u64,
-            newest: self.plan.newest,
         };
         let canary = self.bug.map_or_else(canary::Canary::default, canary::Canary::new);
         let mut effects = Vec::new();
@@ -148,6 +154,23 @@ impl World {
             self.hang_up_all(owner);
             self.soon(Event::TakeOver(Some(self.owners[owner].server)));
         }
+    }
+
+    /// The store is copied; or it is set back to the copy, while no server is there.
+    pub(super) fn set_back(&mut self) {
+        let Some((tables, oracle)) = self.copy.take() else {
+            self.copy = Some((self.store.look(SHARD, Clone::clone), self.oracle.clone()));
+            return;
+        };
+        self.crash();
+        // Nobody is left who would write to it.
+        for owner in &mut self.owners {
+            owner.alive = false;
+            owner.unsent.clear();
+        }
+        self.agenda.retain(|_, event| !matches!(event, Event::Apply(..)));
+        self.store.set_back(SHARD, Tables { doubt: Some(u64::MAX), ..tables });
+        self.oracle.set_back(oracle);
     }
 
     /// The server dies, and another is started after a while.
@@ -310,9 +333,9 @@ impl World {
             }
             match effect {
                 Effect::Shard(effect) => self.perform_for_shard(owner, effect)?,
-                Effect::Welcome { session, worker, store, thresholds, set } => {
+                Effect::Welcome { session, worker, store, nonce, thresholds, set } => {
                     self.owners[owner].routes.insert(worker, session.0 as usize);
-                    self.say(owner, session, Down::Welcome { store, thresholds, set });
+                    self.say(owner, session, Down::Welcome { store, nonce, thresholds, set });
                 }
                 Effect::Refuse { session, then, .. } => {
                     self.say(owner, session, Down::Die { then });
@@ -322,6 +345,14 @@ impl World {
                     self.say(owner, session, Down::Answer { number, set })
                 }
                 Effect::Absence { session, ms } => self.say(owner, session, Down::Absence { ms }),
+                Effect::Drain { session } => self.say(owner, session, Down::Drain),
+                Effect::Doubt { shown } => {
+                    // A zombie learns that it is one.
+                    if self.current == Some(owner) {
+                        self.shown = Some(shown);
+                    }
+                    self.drop_owner(owner);
+                }
                 Effect::Stopped => self.stopped(owner),
                 Effect::Note(_) => {}
             }
@@ -364,7 +395,11 @@ impl World {
                 if let Some(&link) = self.owners[owner].routes.get(&worker) {
                     self.murphy_at_start(self.links[link].process);
                 }
-                self.say_to(owner, worker, Down::Start { run });
+                if let Some(&link) = self.owners[owner].routes.get(&worker) {
+                    self.links[link].starts += 1;
+                    let number = self.links[link].starts;
+                    self.say_to(owner, worker, Down::Start { number, run });
+                }
             }
             Effect::Stop { worker, task, fence } => self.say_to(owner, worker, Down::Stop { task, fence }),
             Effect::Acknowledge { worker, task, fence } => {

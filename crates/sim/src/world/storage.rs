@@ -54,6 +54,10 @@ impl World {
             let oracle = &mut self.oracle;
             let now = self.owners[owner].clock(self.now);
             self.store.look(SHARD, |tables| oracle.applies(tables, &changes, now))?;
+            // A task that an old copy does not know would be forgotten, and another one would get its number.
+            if accepts {
+                self.copy = None;
+            }
         }
         let copy = self.disk.is_some().then(|| changes.clone());
         let result = ready(self.store.commit(SHARD, epoch, changes));

@@ -26,6 +26,9 @@ impl World {
         if self.rng.chance(self.plan.rates.zombie) && self.current.is_some() {
             self.at(0, Event::TakeOver(None));
         }
+        if self.rng.chance(self.plan.rates.set_back) {
+            self.set_back();
+        }
         if self.rng.chance(self.plan.rates.stop)
             && let Some(owner) = self.current
         {

@@ -1,0 +1,88 @@
+//! What workers report while the store may be an old copy of itself.
+//!
+//! A run says where its task's row is. An old copy may have that task elsewhere, or not at all: then the run counts for
+//! nothing, but its task must not be started before it is gone. So the store is asked of each reported run; those that
+//! it knows are adopted, the others are condemned, and the gate stays shut until they have ended.
+
+use std::collections::BTreeMap;
+
+use super::Shard;
+use super::reads::Waiter;
+use crate::change::{Place, Task};
+use crate::messages::{Effect, Run};
+use crate::names::{Fence, TaskId, WorkerId};
+
+/// Runs that were reported in doubt.
+#[derive(Clone, Debug)]
+pub(super) struct Reported {
+    /// The store may be an old copy.
+    pub(super) doubtful: bool,
+    /// The store is being asked of these.
+    unverified: BTreeMap<(TaskId, Fence), (WorkerId, Run)>,
+    /// These are to be ended.
+    condemned: BTreeMap<(TaskId, Fence), WorkerId>,
+}
+
+impl Reported {
+    pub(super) fn new(doubtful: bool) -> Reported {
+        Reported { doubtful, unverified: BTreeMap::new(), condemned: BTreeMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.unverified.len() + self.condemned.len()
+    }
+
+    /// A run is over, or never began.
+    pub(super) fn is_over(&mut self, task: TaskId, fence: Fence) {
+        self.unverified.remove(&(task, fence));
+        self.condemned.remove(&(task, fence));
+    }
+
+    /// A worker is lost, or says anew what it runs.
+    pub(super) fn forget(&mut self, of: WorkerId) {
+        self.unverified.retain(|_, (worker, _)| *worker != of);
+        self.condemned.retain(|_, worker| *worker != of);
+    }
+}
+
+impl Shard {
+    /// Whether the store has been asked of all that was reported, and what it did not know is gone.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.reported.len() == 0
+    }
+
+    /// Runs of a worker that it is to end before anything starts.
+    pub(crate) fn condemned_of(&self, of: WorkerId) -> impl Iterator<Item = (TaskId, Fence)> {
+        self.reported.condemned.iter().filter(move |(_, worker)| **worker == of).map(|(run, _)| *run)
+    }
+
+    /// The store is asked before this run is adopted.
+    pub(super) fn verify(&mut self, worker: WorkerId, run: Run, effects: &mut Vec<Effect>) {
+        let (task, fence) = (run.task, run.fence);
+        self.reported.unverified.insert((task, fence), (worker, run));
+        self.read_task_for(task, Waiter::Reported(fence), effects);
+    }
+
+    /// The store's word on the task of a reported run.
+    pub(super) fn on_verified(
+        &mut self,
+        id: TaskId,
+        fence: Fence,
+        task: Option<&Task>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some((worker, run)) = self.reported.unverified.remove(&(id, fence)) else { return };
+        let is_there = |task: &Task| {
+            let placed = match task.place {
+                Place::Lane(level) => level == run.level,
+                Place::Aside => true,
+                Place::Timer(_) | Place::Parked(_) | Place::Over => false,
+            };
+            placed && task.lane == run.lane && task.key == run.key && task.attempt == run.attempt
+        };
+        if self.open || !task.is_some_and(is_there) || !self.adopt(worker, run, effects) {
+            self.reported.condemned.insert((id, fence), worker);
+            effects.push(Effect::Stop { worker, task: id, fence });
+        }
+    }
+}
