@@ -408,3 +408,9 @@ fn some_seeds_break_nothing() {
         }
     }
 }
+
+/// Fences do not come again, though epochs and dispatches do.
+#[test]
+fn the_end_of_a_run_from_before_the_store_was_set_back_ends_no_other() {
+    assert_eq!(evenhand_sim::set_back::play(None), Ok(()));
+}

@@ -245,7 +245,11 @@ impl Shard {
         canary: Canary,
     ) -> Result<Shard, String> {
         metadata.check()?;
-        let next_seq = metadata.next_seq.max(1);
+        let mut next_seq = metadata.next_seq.max(1);
+        if metadata.doubt == Some(u64::MAX) {
+            // Tasks may have been accepted of which an old copy knows nothing: their numbers do not come again.
+            next_seq = next_seq.saturating_add(crate::bounds::SEQS_SKIPPED);
+        }
         let timers = Timers::restore(&metadata.timers, &bounds, canary);
         let mut shard = Shard {
             bounds,
@@ -442,7 +446,7 @@ impl Shard {
     /// Of an owner that has this nonce beside its epoch.
     #[must_use]
     pub fn with_nonce(mut self, nonce: u64) -> Shard {
-        self.nonce = nonce;
+        self.nonce = if self.canary.is(Bug::FenceRepeats) { 0 } else { nonce };
         self
     }
 
