@@ -1194,6 +1194,51 @@ pub fn life(worker: &v1::Worker) -> String {
     }
 }
 
+/// A worker that was asked to drain.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Drained {
+    /// False: it is not connected, and is told when it is back.
+    pub told: bool,
+    /// Runs that go on until they have ended.
+    pub running: u32,
+}
+
+impl From<v1::DrainWorkerResponse> for Drained {
+    fn from(response: v1::DrainWorkerResponse) -> Drained {
+        let v1::DrainWorkerResponse { told, running } = response;
+        Drained { told, running }
+    }
+}
+
+/// A worker that was given up.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GivenUp {
+    /// Runs that were its: their tasks are tried again.
+    pub running: u32,
+}
+
+impl From<v1::GiveUpWorkerResponse> for GivenUp {
+    fn from(response: v1::GiveUpWorkerResponse) -> GivenUp {
+        GivenUp { running: response.running }
+    }
+}
+
+/// A start gate that was opened by hand.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GateOpened {
+    /// It was open already.
+    pub was_open: bool,
+    /// The seats of the workers that count as dead now.
+    pub given_up: Vec<String>,
+}
+
+impl From<v1::OpenGateResponse> for GateOpened {
+    fn from(response: v1::OpenGateResponse) -> GateOpened {
+        let v1::OpenGateResponse { was_open, given_up } = response;
+        GateOpened { was_open, given_up }
+    }
+}
+
 /// The server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Status {
@@ -1222,6 +1267,10 @@ pub struct Thresholds {
     pub lost_after_ms: u64,
     /// How long it may go on after its last answered heartbeat: follows from `lost_after_ms`.
     pub lease_ms: u64,
+    /// How long it may go on without a server that was stopped in good order.
+    pub absence_ms: u64,
+    /// For how long a start gate can be shut at most: follows from `lost_after_ms` and `absence_ms`.
+    pub longest_shut_ms: u64,
 }
 
 /// A shard of the server.
@@ -1249,6 +1298,8 @@ pub struct Shard {
     pub workers: u32,
     /// The store has room for new tasks.
     pub room: bool,
+    /// The store may be an old copy of itself: there may be workers that it does not know.
+    pub in_doubt: bool,
 }
 
 impl From<v1::StatusResponse> for Status {
@@ -1265,6 +1316,7 @@ impl From<v1::StatusResponse> for Status {
             running: shard.running,
             workers: shard.workers,
             room: shard.room,
+            in_doubt: shard.in_doubt,
         };
         Status {
             version: status.version,
@@ -1276,6 +1328,8 @@ impl From<v1::StatusResponse> for Status {
                 unhealthy_after_ms: times.unhealthy_after_ms,
                 lost_after_ms: times.lost_after_ms,
                 lease_ms: times.lease_ms,
+                absence_ms: status.absence_ms,
+                longest_shut_ms: status.longest_shut_ms,
             },
             shards: status.shards.into_iter().map(shard).collect(),
         }

@@ -1,4 +1,4 @@
-//! What asks a server and ends: get, list, queues, workers, status.
+//! What asks a server and ends: get, list, queues, status.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -180,19 +180,6 @@ pub(crate) async fn queues(args: LookArgs) -> Done {
         print("no queues yet; `evenhand submit QUEUE` makes one\n")?;
     } else {
         print(show::queues(&queues.queues, None).for_output())?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-pub(crate) async fn workers(args: LookArgs) -> Done {
-    let workers = args.server.client()?.workers().await?;
-    let workers = rest::Workers { workers: workers.into_iter().map(rest::Worker::from).collect() };
-    if args.json {
-        print_json(&workers)?;
-    } else if workers.workers.is_empty() {
-        print("no workers; `evenhand worker QUEUE -- COMMAND` starts one\n")?;
-    } else {
-        print(show::workers(&workers.workers).for_output())?;
     }
     Ok(ExitCode::SUCCESS)
 }

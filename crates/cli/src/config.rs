@@ -33,7 +33,7 @@ const SECTIONS: [Section; 3] = [
         name: "client",
         commands: &[
             "status", "submit", "get", "watch", "explain", "cancel", "replay", "list", "queues", "queue",
-            "workers", "top",
+            "workers", "gate", "top",
         ],
     },
     Section { name: "serve", commands: &["serve", "dev"] },

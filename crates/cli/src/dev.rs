@@ -45,7 +45,7 @@ pub(crate) async fn run(args: Args) -> Done {
     args.log.begin()?;
     let mut signals = serve::Signals::new()?;
     let floor_mib = 128;
-    let mut server = serve::start(&args.data, args.listen, Settings::default(), floor_mib).await?;
+    let mut server = serve::start(&args.data, None, args.listen, Settings::default(), floor_mib).await?;
     let url = format!("http://{}", server.addr());
     let (drain, draining) = watch::channel(false);
     let demo = Worker::new(&url)

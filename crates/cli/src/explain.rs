@@ -140,15 +140,14 @@ fn meaning(known: &Known) -> (String, Vec<String>) {
     let queue = &task.queue;
     if let Some(shard) = shard.as_ref().filter(|shard| !shard.open) {
         let waits = shard.waits_for.as_deref().unwrap_or("what runs is not known yet");
-        let mut hints = Vec::new();
-        if !shard.absent_seats.is_empty() {
-            let seats = shard.absent_seats.join(", ");
-            let at_most =
-                shard.opens_in_ms.map_or_else(String::new, |ms| format!(", in {} at most", show::age(ms)));
-            hints.push(format!(
-                "bring these workers back, in their seats: {seats}; or wait: it opens by itself{at_most}"
-            ));
-        }
+        let wait = match shard.absent_seats.as_slice() {
+            [] => "wait: it opens by itself".to_string(),
+            seats => {
+                let seats = seats.join(", ");
+                format!("bring these workers back, in their seats: {seats}; or wait: it opens by itself")
+            }
+        };
+        let hints = vec![wait, "evenhand gate open   opens it now; it says what that risks".into()];
         return (format!("task {id} waits: the start gate is shut, nothing starts: {waits}"), hints);
     }
     if task.hold.as_deref() == Some("its queue is paused") {
@@ -223,7 +222,10 @@ fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
         let place = show::position(task)
             .map(|ahead| format!("{ahead} in queue {}, priority {}", task.queue, task.priority));
         facts.fact("position", place.unwrap_or_default());
-        facts.fact("waits for", task.hold.as_deref().unwrap_or_default());
+        // The gate says the same, below.
+        if shard.as_ref().is_none_or(|shard| shard.open) {
+            facts.fact("waits for", task.hold.as_deref().unwrap_or_default());
+        }
     }
     if task.state == State::Scheduled {
         facts.fact("waits for", task.due_ms.map_or_else(String::new, show::due));
@@ -474,12 +476,12 @@ mod tests {
 
               state     queued, attempt 1 of 5
               position  3 ahead in queue render, priority 5
-              waits for every slot is taken (8)
               workers   none serves render
               gate      shut: waiting for 1 of 2 workers: gpu-7, at most 41 s
 
             What to do:
-              bring these workers back, in their seats: gpu-7; or wait: it opens by itself, in 41 s at most
+              bring these workers back, in their seats: gpu-7; or wait: it opens by itself
+              evenhand gate open   opens it now; it says what that risks
         "#]],
         );
     }

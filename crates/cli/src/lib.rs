@@ -4,7 +4,8 @@
 //! error. It ends with 0 if all is well, and otherwise by the kind of the error: see `evenhand --help`.
 //!
 //! In reading order: `config` (which settings count), `serve`, `worker`, `dev` (what goes on until it is stopped),
-//! `client` (what asks a server and ends), `submit`, `watch`, `explain`, `many` (cancel and replay), `queue`, `top`;
+//! `client` (what asks a server and ends), `submit`, `watch`, `explain`, `many` (cancel and replay), `queue`,
+//! `workers`, `gate`, `top`;
 //! `bench`, `store`; `show` and `table` make what people see, `terminal` brings it to them, `parse` reads what they type.
 
 mod bench;
@@ -12,6 +13,7 @@ mod client;
 mod config;
 mod dev;
 mod explain;
+mod gate;
 mod log;
 mod many;
 mod parse;
@@ -25,6 +27,7 @@ mod terminal;
 mod top;
 mod watch;
 mod worker;
+mod workers;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -100,11 +103,10 @@ enum Command {
     /// Show and change how a queue treats its tasks: retries, retention, pause
     #[command(subcommand)]
     Queue(queue::Command),
-    /// Show the workers: their health, what they run, and why one gets no work
-    #[command(
-        after_help = "Examples:\n  evenhand workers\n  evenhand workers --json | jq -r '.workers[] | select(.why_not) | .seat'"
-    )]
-    Workers(client::LookArgs),
+    /// Show the workers: their health, what they run, and why one gets no work; drain one, or give it up
+    Workers(workers::Args),
+    /// Show the start gate and whom it waits for; open it by hand
+    Gate(gate::Args),
     /// Show the server: its store, its start gate, its thresholds
     #[command(after_help = "Examples:\n  evenhand status\n  evenhand status --json | jq '.shards[].open'")]
     Status(client::LookArgs),
@@ -208,7 +210,8 @@ pub fn main() -> ExitCode {
         Command::List(args) => block_on(client::list(args)),
         Command::Queues(args) => block_on(client::queues(args)),
         Command::Queue(command) => block_on(queue::run(command)),
-        Command::Workers(args) => block_on(client::workers(args)),
+        Command::Workers(args) => block_on(workers::run(args)),
+        Command::Gate(args) => block_on(gate::run(args)),
         Command::Status(args) => block_on(client::status(args)),
         Command::Top(args) => block_on(top::run(args)),
     });

@@ -1,6 +1,5 @@
 //! `evenhand cancel` and `evenhand replay`: tasks by their ids, or all of a filter, step by step.
 
-use std::io::{BufRead, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
@@ -10,7 +9,7 @@ use serde::Serialize;
 
 use crate::client::{FilterArgs, LookArgs};
 use crate::table::{count, of};
-use crate::terminal::{Stream, plain, print, print_json, say};
+use crate::terminal::{Stream, ask, plain, print, print_json, say};
 use crate::{Done, Failure};
 
 /// Which tasks to cancel.
@@ -126,9 +125,8 @@ async fn run(what: What, chosen: Chosen) -> Done {
         };
         return Err(Failure { text, exit: 2 });
     }
-    if !chosen.yes && !is_wanted(what, &chosen.filter)? {
-        return Err(Failure::new("nothing is done"));
-    }
+    let asked = what.asked(&described(what, &chosen.filter));
+    ask(chosen.yes, &format!("{} many tasks", what.name()), &asked)?;
     all(what, &client, &chosen).await
 }
 
@@ -237,18 +235,6 @@ fn print_step(what: What, step: Changed) -> Result<(), Failure> {
         What::Cancel => print_json(&rest::CanceledMany { changed, stopping, cursor: None }),
         What::Replay => print_json(&rest::ReplayedMany { changed, ids, cursor: None }),
     }
-}
-
-/// Asks, if there is somebody to ask.
-fn is_wanted(what: What, filter: &FilterArgs) -> Result<bool, Failure> {
-    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        let text = format!("nobody can be asked here whether to {} many tasks; say --yes", what.name());
-        return Err(Failure { text, exit: 2 });
-    }
-    Stream::Err.print(format!("{} [y/N] ", what.asked(&described(what, filter))))?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).map_err(Failure::new)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// Which tasks, in words.

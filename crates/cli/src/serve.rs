@@ -31,6 +31,10 @@ pub(crate) struct Args {
     /// Where the data is; made if it is not there
     #[arg(long, env = "EVENHAND_DATA", default_value = "evenhand-data", value_name = "DIR")]
     data: PathBuf,
+    /// Where the store's witness is, by which it notices that it is an old copy of itself: outside of the data, and never
+    /// put back with it; $XDG_STATE_HOME/evenhand/witness or ~/.local/state/evenhand/witness, if nobody says
+    #[arg(long, env = "EVENHAND_WITNESS", value_name = "DIR")]
+    witness: Option<PathBuf>,
     /// Where to listen
     #[arg(long, env = "EVENHAND_LISTEN", default_value = "127.0.0.1:7400", value_name = "ADDR")]
     listen: SocketAddr,
@@ -88,7 +92,9 @@ pub(crate) async fn run(args: Args) -> Done {
     args.log.begin()?;
     let mut signals = Signals::new()?;
     let settings = args.times.settings()?;
-    let mut server = start(&args.data, args.listen, settings, args.floor).await?;
+    let witness = args.witness.unwrap_or_else(witness_dir);
+    info!(data = %args.data.display(), witness = %witness.display(), "opening the store");
+    let mut server = start(&args.data, Some(witness), args.listen, settings, args.floor).await?;
     // Nobody has to listen.
     let _ = print(format!("evenhand listens on http://{}, data in {}\n", server.addr(), args.data.display()));
     let why = tokio::select! {
@@ -99,9 +105,21 @@ pub(crate) async fn run(args: Args) -> Done {
     stop(server, &mut signals).await
 }
 
-/// Opens the store and starts a server on it.
+/// Where the witness is, if nobody says: a place of this machine that outlives the process, beside the seats' lock files.
+/// One that is lost makes the next start wait, so no place for temporary files will do.
+fn witness_dir() -> PathBuf {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    match state.or_else(home) {
+        Some(state) => state.join("evenhand/witness"),
+        None => PathBuf::from("/var/lib/evenhand-witness"),
+    }
+}
+
+/// Opens the store and starts a server on it. Without a witness an old copy of the store is taken for the newest.
 pub(crate) async fn start(
     data: &Path,
+    witness: Option<PathBuf>,
     listen: SocketAddr,
     settings: Settings,
     floor_mib: u64,
@@ -109,7 +127,7 @@ pub(crate) async fn start(
     // A store that is full to its floor must still have room to open: a few segments of its log.
     let floor = floor_mib << 20;
     let segment = (floor / 16).clamp(1 << 20, Options::default().segment);
-    let options = Options { floor, segment, ..Options::default() };
+    let options = Options { floor, segment, witness, ..Options::default() };
     let dir = data.to_path_buf();
     let opened = tokio::task::spawn_blocking(move || Embedded::open(dir, options)).await;
     let store = opened.map_err(Failure::new)?.map_err(Failure::new)?;

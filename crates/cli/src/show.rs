@@ -9,7 +9,10 @@ use evenhand_api::rest::{
 };
 
 use crate::table::{Cell, Table, bytes, column, count, number, of};
-use crate::terminal::{Look, Paint, plain, wrap};
+use crate::terminal::{Look, Paint, plain, width, wrap};
+
+/// Workers that are named where a reason is that of many.
+const SEATS_NAMED: usize = 5;
 
 /// A time in the unit that fits: 340 ms, 12 s, 3 min, 2 h.
 pub(crate) fn age(ms: u64) -> String {
@@ -452,7 +455,11 @@ fn settings(facts: &mut Facts, settings: &QueueSettings, version: u64) {
 }
 
 pub(crate) fn workers(workers: &[Worker]) -> Table<'static> {
-    let mut table = Table::new(vec![
+    workers_table(workers, true)
+}
+
+fn workers_table(workers: &[Worker], with_why: bool) -> Table<'static> {
+    let mut columns = vec![
         column("seat", 0),
         number("life", 6),
         column("health", 1),
@@ -460,10 +467,11 @@ pub(crate) fn workers(workers: &[Worker]) -> Table<'static> {
         number("running", 2),
         column("queues", 4),
         number("heard", 5),
-        column("why no work", 3),
-    ]);
+    ];
+    columns.extend(with_why.then_some(column("why no work", 3)));
+    let mut table = Table::new(columns);
     for worker in workers {
-        table.row(vec![
+        let mut cells: Vec<Cell> = vec![
             worker.seat.as_str().into(),
             worker.life.as_str().into(),
             Cell::new(&worker.health, health_look(&worker.health)),
@@ -471,10 +479,43 @@ pub(crate) fn workers(workers: &[Worker]) -> Table<'static> {
             count(worker.running.into()).into(),
             worker.queues.iter().map(served).collect::<Vec<_>>().join(" ").into(),
             worker.heard_ms_ago.map_or_else(|| "-".into(), |ms| format!("{} ago", age(ms))).into(),
-            why_no_work(worker).into(),
-        ]);
+        ];
+        cells.extend(with_why.then(|| Cell::from(why_no_work(worker))));
+        table.row(cells);
     }
     table
+}
+
+/// The workers alone. Where there is no room for the reasons beside them, they stand below, in full.
+pub(crate) fn workers_text(all: &[Worker], room: Option<usize>, paint: Paint) -> String {
+    let table = workers(all);
+    let fits = |room: usize| table.lines(None, Paint::NONE).iter().all(|line| width(line) <= room);
+    if room.is_none_or(fits) {
+        return table.text(room, paint);
+    }
+    let mut text = workers_table(all, false).text(room, paint);
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for worker in all {
+        let why = why_no_work(worker);
+        match reasons.iter_mut().find(|(other, _)| *other == why) {
+            _ if why.is_empty() => {}
+            Some((_, seats)) => seats.push(&worker.seat),
+            None => reasons.push((why, vec![&worker.seat])),
+        }
+    }
+    if !reasons.is_empty() {
+        text.push_str("\nWhy no work:\n");
+    }
+    for (why, seats) in reasons {
+        let more = match seats.len().saturating_sub(SEATS_NAMED) {
+            0 => String::new(),
+            n => format!(" and {} more", count(n as u64)),
+        };
+        let named = seats.iter().take(SEATS_NAMED).copied().collect::<Vec<_>>().join(", ");
+        let lines = wrap(&plain(&format!("  {named}{more}: {why}")), 4, room);
+        lines.into_iter().for_each(|line| text.push_str(&(line + "\n")));
+    }
+    text
 }
 
 fn health_look(health: &str) -> Look {
@@ -510,17 +551,52 @@ pub(crate) fn gate(shard: &Shard) -> String {
     }
 }
 
+/// The start gate alone, what its state means, and what to do about it.
+pub(crate) fn gate_text(shard: &Shard, room: Option<usize>, paint: Paint) -> String {
+    let mut facts = Facts::new(room, paint);
+    if shard.open {
+        facts.looks("gate", "open: tasks may start", Look::Good);
+        return facts.text();
+    }
+    facts.looks("gate", "shut: nothing starts; tasks are accepted, and what runs goes on", Look::Waits);
+    facts.fact("why", shard.waits_for.as_deref().unwrap_or_default());
+    if shard.in_doubt {
+        facts.fact(
+            "in doubt",
+            "the store seems to be older than what it was before, such as a backup that was restored. There may be \
+             workers that it does not know, and what they run. The gate opens as soon as those that are here agree that \
+             nobody is missing, or when nobody else can be alive",
+        );
+    }
+    if shard.absent_seats.len() > SEATS_NAMED {
+        facts.fact("absent", shard.absent_seats.join(", "));
+    }
+    let mut text = facts.text();
+    let back = match shard.absent_seats.is_empty() {
+        true => "wait: it opens by itself",
+        false => "bring these workers back, in their seats; or wait: it opens by itself",
+    };
+    let open = "evenhand gate open   opens it now; it says what that risks";
+    text.push_str("\nWhat to do:\n");
+    for hint in [back, open] {
+        wrap(&format!("  {hint}"), 4, room).into_iter().for_each(|line| text.push_str(&(line + "\n")));
+    }
+    text
+}
+
 pub(crate) fn status_text(server: &str, status: &Status, room: Option<usize>, paint: Paint) -> String {
     let mut facts = Facts::new(room, paint);
     facts.fact("server", format!("{server}, evenhand {}, up {}", status.version, age(status.up_ms)));
     facts.fact("store", format!("{} (id {})", status.store, status.store_id));
     let times = &status.thresholds;
-    let [heartbeat, unhealthy, lost, lease] =
-        [times.heartbeat_ms, times.unhealthy_after_ms, times.lost_after_ms, times.lease_ms].map(age);
+    let [heartbeat, unhealthy, killed, lost] =
+        [times.heartbeat_ms, times.unhealthy_after_ms, times.lease_ms, times.lost_after_ms].map(age);
     facts.fact(
         "times",
-        format!("heartbeat {heartbeat}, unhealthy after {unhealthy}, lost after {lost}; a worker's lease is {lease}"),
+        format!("heartbeat {heartbeat}, unhealthy after {unhealthy}, killed after {killed} (its lease), lost after {lost}"),
     );
+    let [absence, shut] = [times.absence_ms, times.longest_shut_ms].map(age);
+    facts.fact("absence", format!("{absence}; the start gate is shut for {shut} at most"));
     for shard in &status.shards {
         let tasks = format!("{} waiting, {} running", count(shard.waiting), count(shard.running));
         let room = if shard.room { "" } else { "; NO ROOM: no new tasks are accepted" };
@@ -554,6 +630,46 @@ mod tests {
         assert_eq!([1.0, 2.5, 0.001].map(weight), ["1", "2.5", "0.001"]);
         let half = Progress { fraction: Some(0.5), message: "page\n7".into() };
         assert_eq!(progress(&half), "50 % page 7");
+    }
+
+    #[test]
+    fn reasons_for_which_there_is_no_room_beside_the_workers_stand_below() {
+        let worker = |seat: &str, health: &str, why_not: &str| {
+            let (seat, health, why_not) = (seat.into(), health.into(), why_not.into());
+            let wire = evenhand::wire::Worker {
+                seat,
+                health,
+                why_not,
+                slots: 8,
+                process_life: 1,
+                lost_in_ms: 41_000,
+                ..Default::default()
+            };
+            Worker::from(wire)
+        };
+        let turn = "many workers join at once: its turn comes when all know those before it";
+        let mut all: Vec<Worker> = (1..=7).map(|n| worker(&format!("gpu-{n}"), "new", turn)).collect();
+        all.push(worker("gpu-8", "healthy", ""));
+        all.push(worker("gpu-9", "absent", "it has not been heard since this server started"));
+        expect![[r#"
+              seat   life  health   slots  running  queues  heard
+              gpu-1     1  new          8        0              -
+              gpu-2     1  new          8        0              -
+              gpu-3     1  new          8        0              -
+              gpu-4     1  new          8        0              -
+              gpu-5     1  new          8        0              -
+              gpu-6     1  new          8        0              -
+              gpu-7     1  new          8        0              -
+              gpu-8     1  healthy      8        0              -
+              gpu-9     1  absent       8        0              -
+
+            Why no work:
+              gpu-1, gpu-2, gpu-3, gpu-4, gpu-5 and 2 more: many workers join at
+                once: its turn comes when all know those before it
+              gpu-9: it has not been heard since this server started; lost in 41 s
+        "#]]
+        .assert_eq(&workers_text(&all, Some(70), Paint::NONE));
+        assert_eq!(workers_text(&all, None, Paint::NONE), workers(&all).text(None, Paint::NONE));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! move its cursor. What is printed is printed from here, so that a reader that has gone ends us in silence.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 
 use unicode_width::UnicodeWidthStr;
 
@@ -22,6 +22,25 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 /// Says something that is no answer, on standard error.
 pub(crate) fn say(text: impl Display) -> Result<(), Failure> {
     written(writeln!(std::io::stderr().lock(), "{text}"))
+}
+
+/// Asks whether to do something, unless that is said already. An error is the end: it is not wanted, or there is nobody
+/// to ask.
+pub(crate) fn ask(yes: bool, what: &str, question: &str) -> Result<(), Failure> {
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        let text = format!("nobody can be asked here whether to {what}; say --yes");
+        return Err(Failure { text, exit: 2 });
+    }
+    Stream::Err.print(format!("{question} [y/N] "))?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).map_err(Failure::new)?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Failure::new("nothing is done")),
+    }
 }
 
 /// A reader that has gone (`evenhand list | head -1`) has what it wanted.

@@ -309,7 +309,7 @@ mod tests {
     async fn on_a_terminal_too_a_server_may_not_stay_away_for_ever() {
         let dir = TempDir::new().unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        let server = serve::start(dir.path(), any, Settings::default(), 1).await.unwrap();
+        let server = serve::start(dir.path(), None, any, Settings::default(), 1).await.unwrap();
         let client = Client::new(&format!("http://{}", server.addr())).unwrap();
         let id = client.enqueue("q", evenhand::NewTask::new("x")).await.unwrap();
         let mut follow = Follow::new(&client, &id, Shown::Text(Stream::Err));

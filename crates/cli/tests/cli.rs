@@ -57,7 +57,8 @@ impl Home {
 
     /// Starts a server on what is in the directory.
     fn serve(&mut self, listen: &str) {
-        let args = "serve --data data --log warn --heartbeat 100ms --unhealthy-after 1s --listen";
+        let args =
+            "serve --data data --witness witness --log warn --heartbeat 100ms --unhealthy-after 1s --listen";
         let args: Vec<&str> = args.split(' ').chain([listen]).collect();
         let mut child = self.command(&args).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap());
@@ -701,6 +702,7 @@ fn a_file_is_checked_and_settings_are_shown_with_where_they_come_from() {
           section  field            value                  from
           client   server           http://127.0.0.1:7400  default
           serve    data             evenhand-data          default
+          serve    witness          -                      default
           serve    listen           127.0.0.1:7400         default
           serve    heartbeat        1s                     default
           serve    unhealthy_after  5s                     default

@@ -21,7 +21,7 @@ fn given() -> TempDir {
     let dir = TempDir::new().unwrap();
     let store =
         Embedded::open(dir.path(), Options { segment: 1 << 16, floor: 0, ..Options::default() }).unwrap();
-    let epoch = wait(store.take(ShardId(0))).unwrap().epoch;
+    let epoch = wait(store.take(ShardId(0), None)).unwrap().epoch;
     let lane = LaneId { queue: QueueId(0), priority: Priority(5), class: Class(0) };
     let key = Key::new("acme").unwrap();
     let mut changes: Vec<Change> = (1..=3)

@@ -235,6 +235,21 @@ impl Client {
         self.thread.wait(self.client.workers())
     }
 
+    /// Asks a worker to take no more work, and to end when what it runs has ended.
+    pub fn drain_worker(&self, seat: &str) -> Result<v1::DrainWorkerResponse, Refusal> {
+        self.thread.wait(self.client.drain_worker(seat))
+    }
+
+    /// Counts a worker as dead, with all that it ran: see [`crate::Client::give_up_worker`] for what that risks.
+    pub fn give_up_worker(&self, seat: &str) -> Result<v1::GiveUpWorkerResponse, Refusal> {
+        self.thread.wait(self.client.give_up_worker(seat))
+    }
+
+    /// Opens the start gate by hand: see [`crate::Client::open_gate`] for what that risks.
+    pub fn open_gate(&self) -> Result<v1::OpenGateResponse, Refusal> {
+        self.thread.wait(self.client.open_gate())
+    }
+
     /// The server.
     pub fn status(&self) -> Result<v1::StatusResponse, Refusal> {
         self.thread.wait(self.client.status())

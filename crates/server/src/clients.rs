@@ -11,7 +11,8 @@ use evenhand_api::{REQUEST_ID_BYTES, convert, errors, v1};
 use evenhand_core::backlog::Weight;
 use evenhand_core::explain::{Ahead, Standing};
 use evenhand_core::life::Backoff;
-use evenhand_core::names::{Key, Millis, QueueName, RequestKey, ShardId, TaskId};
+use evenhand_core::names::{Key, Millis, QueueName, RequestKey, Seat, ShardId, TaskId};
+use evenhand_core::owner::Settings;
 use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, bounds};
 use evenhand_store::{History, Store, StoreError};
@@ -23,7 +24,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::clock::Clock;
 use crate::events::{Began, Watched, say_end};
 use crate::listing::Many;
-use crate::mailbox::{Explained, KeyChange, Mailbox, QueueView, View};
+use crate::mailbox::{Explained, KeyChange, Mailbox, Operated, Operation, QueueView, View};
 use crate::shard::SHARD;
 
 /// Most keys of a queue that are shown.
@@ -37,7 +38,7 @@ pub(crate) struct Clients<S> {
     pub(crate) mailbox: Mailbox,
     pub(crate) store: S,
     pub(crate) about: String,
-    pub(crate) thresholds: v1::Thresholds,
+    pub(crate) settings: Settings,
     pub(crate) began: Instant,
     pub(crate) clock: Clock,
 }
@@ -258,8 +259,31 @@ impl<S: Store + 'static> Clients<S> {
             store_id: view.store_id,
             up_ms: self.began.elapsed().as_millis() as u64,
             shards: vec![view.shard],
-            thresholds: Some(self.thresholds),
+            thresholds: Some(convert::thresholds(&self.settings.thresholds)),
+            absence_ms: self.settings.absence_ms,
+            longest_shut_ms: self.settings.longest_ms(),
         })
+    }
+
+    async fn drain_worker(&self, seat: &str) -> Result<v1::DrainWorkerResponse, Refusal> {
+        match self.mailbox.operate(Operation::Drain(Seat::new(seat)?)).await? {
+            Operated::Draining(answer) => Ok(answer),
+            Operated::GivenUp(_) | Operated::GateOpen(_) => Err(no_such_answer()),
+        }
+    }
+
+    async fn give_up_worker(&self, seat: &str) -> Result<v1::GiveUpWorkerResponse, Refusal> {
+        match self.mailbox.operate(Operation::GiveUp(Seat::new(seat)?)).await? {
+            Operated::GivenUp(answer) => Ok(answer),
+            Operated::Draining(_) | Operated::GateOpen(_) => Err(no_such_answer()),
+        }
+    }
+
+    async fn open_gate(&self) -> Result<v1::OpenGateResponse, Refusal> {
+        match self.mailbox.operate(Operation::OpenGate).await? {
+            Operated::GateOpen(answer) => Ok(answer),
+            Operated::Draining(_) | Operated::GivenUp(_) => Err(no_such_answer()),
+        }
     }
 
     /// What happens, from now on or `after` what was seen before. None: the task has ended, and the caller has
@@ -393,7 +417,7 @@ fn say_history(told: &mut v1::Task, history: &History) {
 
 /// A task on the wire. How one has ended is not known here.
 pub(crate) fn to_wire(explained: Explained) -> v1::Task {
-    let Explained { task, queue, standing, seat, progress } = explained;
+    let Explained { task, queue, standing, seat, progress, hold: known } = explained;
     let mut wire = v1::Task {
         id: convert::task_id(SHARD, task.id),
         queue,
@@ -422,7 +446,7 @@ pub(crate) fn to_wire(explained: Explained) -> v1::Task {
         }
         Standing::Waiting { ahead, hold } => {
             wire.state = v1::TaskState::Queued.into();
-            wire.hold = hold.to_string();
+            wire.hold = known.unwrap_or_else(|| hold.to_string());
             let (ahead, exact) = match ahead {
                 Ahead::Exactly(n) => (n, true),
                 Ahead::AtLeast(n) => (n, false),
@@ -534,6 +558,27 @@ impl<S: Store + 'static> Client for Clients<S> {
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         answer(self.status().await)
+    }
+
+    async fn drain_worker(
+        &self,
+        request: Request<v1::DrainWorkerRequest>,
+    ) -> Result<Response<v1::DrainWorkerResponse>, Status> {
+        answer(self.drain_worker(&request.into_inner().seat).await)
+    }
+
+    async fn give_up_worker(
+        &self,
+        request: Request<v1::GiveUpWorkerRequest>,
+    ) -> Result<Response<v1::GiveUpWorkerResponse>, Status> {
+        answer(self.give_up_worker(&request.into_inner().seat).await)
+    }
+
+    async fn open_gate(
+        &self,
+        _: Request<v1::OpenGateRequest>,
+    ) -> Result<Response<v1::OpenGateResponse>, Status> {
+        answer(self.open_gate().await)
     }
 }
 

@@ -294,6 +294,11 @@ impl Events {
         self.attached.iter().copied()
     }
 
+    /// Tasks that somebody watches by their ids.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = TaskId> {
+        self.tasks.iter().filter(|(_, all)| all.iter().any(Watcher::listens)).map(|(task, _)| *task)
+    }
+
     /// Attached tasks whose last watcher has left since this was last asked. All of them are looked at, and no
     /// others: this is to be asked every second.
     pub(crate) fn unwatched(&mut self) -> Vec<TaskId> {

@@ -10,9 +10,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use evenhand_api::MESSAGE_BYTES;
 use evenhand_api::v1::client_server::ClientServer;
 use evenhand_api::v1::worker_sessions_server::WorkerSessionsServer;
-use evenhand_api::{MESSAGE_BYTES, convert};
 use evenhand_store::Store;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -196,7 +196,7 @@ fn router<S: Store + Clone + 'static>(serving: Serving<S>) -> axum::Router {
         mailbox: mailbox.clone(),
         store,
         about: config.store,
-        thresholds: convert::thresholds(&config.settings.thresholds),
+        settings: config.settings,
         began: Instant::now(),
         clock,
     });

@@ -111,6 +111,27 @@ pub(crate) enum Request {
     Look {
         reply: oneshot::Sender<View>,
     },
+    /// What an operator asks of a worker or of the start gate.
+    Operate {
+        what: Operation,
+        reply: oneshot::Sender<Result<Operated, Refusal>>,
+    },
+}
+
+/// What an operator wants.
+#[derive(Debug)]
+pub(crate) enum Operation {
+    Drain(Seat),
+    GiveUp(Seat),
+    OpenGate,
+}
+
+/// What has been done for an operator.
+#[derive(Debug)]
+pub(crate) enum Operated {
+    Draining(v1::DrainWorkerResponse),
+    GivenUp(v1::GiveUpWorkerResponse),
+    GateOpen(v1::OpenGateResponse),
 }
 
 /// What a worker says.
@@ -146,6 +167,8 @@ pub(crate) struct Explained {
     pub(crate) standing: Standing,
     pub(crate) seat: Option<Seat>,
     pub(crate) progress: Option<v1::Progress>,
+    /// What it waits for, if more can be said of that than its standing does.
+    pub(crate) hold: Option<String>,
 }
 
 /// All that a server says of a queue.
@@ -177,6 +200,8 @@ pub(crate) struct View {
     pub(crate) keys: usize,
     /// How often a queue was looked at for something to start.
     pub(crate) looks: u64,
+    /// The version of the worker set.
+    pub(crate) worker_set: u64,
 }
 
 /// The way in. Cheap to clone.
@@ -262,6 +287,10 @@ impl Mailbox {
 
     pub(crate) async fn look(&self) -> Result<View, Refusal> {
         self.ask(|reply| Request::Look { reply }).await
+    }
+
+    pub(crate) async fn operate(&self, what: Operation) -> Result<Operated, Refusal> {
+        self.ask(|reply| Request::Operate { what, reply }).await?
     }
 
     pub(crate) async fn queue(&self, name: QueueName, keys: usize) -> Result<QueueView, Refusal> {

@@ -45,12 +45,19 @@ struct OfHealth {
     health: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfReason {
+    why: &'static str,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     commits: Histogram,
     changes: Histogram,
     timers: Counter,
+    gone: Family<OfReason, Counter>,
+    runs_lost: Counter,
 }
 
 /// Starts, and where keys share time how long runs took, by queue, and by key for those that have most. Counted by
@@ -190,7 +197,15 @@ impl Metrics {
             commits: Histogram::new(exponential_buckets(0.0001, 2.0, 18)),
             changes: Histogram::new(exponential_buckets(1.0, 4.0, 9)),
             timers: Counter::default(),
+            gone: Family::default(),
+            runs_lost: Counter::default(),
         }
+    }
+
+    /// A worker is gone, and so are its runs.
+    pub(crate) fn lost(&self, runs: usize, why: &'static str) {
+        self.gone.get_or_create(&OfReason { why }).inc();
+        self.runs_lost.inc_by(runs as u64);
     }
 
     pub(crate) fn committed(&self, took: Duration) {
@@ -218,6 +233,10 @@ impl Metrics {
         registry.register("commit_changes", "Changes in a commit", self.changes.clone());
         let about = "Timers that are over since the server began: due, or not needed any more";
         registry.register("timers_over", about, self.timers.clone());
+        let about = "Workers that are no longer counted on, since the server began, by why";
+        registry.register("workers_gone", about, self.gone.clone());
+        let about = "Runs of workers that were given up, since the server began";
+        registry.register("runs_lost", about, self.runs_lost.clone());
         let fill = ConstGauge::new(mailbox_fill);
         registry.register("mailbox_fill", "Part of the clients' mailbox in use, 0 to 1", fill);
         registry.register("up", "The shard is here", ConstGauge::new(i64::from(view.is_some())));
@@ -303,6 +322,10 @@ fn register_view(registry: &mut Registry, view: &View) {
     }
     registry.register("workers", "Workers by health", workers);
     registry.register("gate_open", "Tasks may start", ConstGauge::new(i64::from(view.shard.open)));
+    let in_doubt = ConstGauge::new(i64::from(view.shard.in_doubt));
+    registry.register("gate_in_doubt", "The store may be an old copy of itself", in_doubt);
+    let version = ConstGauge::new(view.worker_set as i64);
+    registry.register("worker_set_version", "The version of the worker set", version);
     registry.register(
         "room",
         "The store has room for new tasks",

@@ -15,9 +15,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
 use evenhand_api::rest::{
-    CancelMany, Canceled, CanceledMany, Enqueue, Enqueued, ErrorBody, Event, QueueDetail, QueueSet, Queues,
-    ReplayMany, Replayed, ReplayedMany, SetKey, SetQueue, State as TaskState, Status, Task, TaskRetry, Tasks,
-    Workers, parse, weight, wrong,
+    CancelMany, Canceled, CanceledMany, Drained, Enqueue, Enqueued, ErrorBody, Event, GateOpened, GivenUp,
+    QueueDetail, QueueSet, Queues, ReplayMany, Replayed, ReplayedMany, SetKey, SetQueue, State as TaskState,
+    Status, Task, TaskRetry, Tasks, Workers, parse, weight, wrong,
 };
 use evenhand_api::{MESSAGE_BYTES, errors, v1};
 use evenhand_core::Refusal;
@@ -89,7 +89,10 @@ pub(crate) fn router(clients: Arc<dyn Served>) -> Router {
         .routes(routes!(pause))
         .routes(routes!(resume))
         .routes(routes!(workers))
+        .routes(routes!(drain_worker))
+        .routes(routes!(give_up_worker))
         .routes(routes!(status))
+        .routes(routes!(open_gate))
         .split_for_parts();
     let document = Bytes::from(serde_json::to_vec_pretty(&refined(&document)).unwrap_or_default());
     let page = move || {
@@ -795,6 +798,59 @@ async fn workers(State(clients): Service) -> Answer<Workers> {
 async fn status(State(clients): Service) -> Answer<Status> {
     let status = clients.status(tonic::Request::new(v1::StatusRequest {})).await?;
     Ok(Json(status.into_inner().into()))
+}
+
+/// A worker in the path.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "it says in the document what `Named` reads")]
+struct SeatPath {
+    /// The worker's seat.
+    #[param(max_length = 64, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$", example = "gpu-7")]
+    seat: String,
+}
+
+/// Ask a worker to drain
+///
+/// It takes no more work, and ends when what it runs has ended. One that is not connected is told when it is back.
+#[utoipa::path(
+    post, path = "/v1/workers/{seat}/drain", tag = "server",
+    params(SeatPath),
+    responses((status = 200, description = "It drains", body = Drained), Problem)
+)]
+async fn drain_worker(State(clients): Service, Named(seat): Named, headers: HeaderMap) -> Answer<Drained> {
+    same_origin(&headers)?;
+    let drained = clients.drain_worker(tonic::Request::new(v1::DrainWorkerRequest { seat })).await?;
+    Ok(Json(drained.into_inner().into()))
+}
+
+/// Give a worker up
+///
+/// For whoever knows that its machine is dead: it counts as dead with all that it ran, and its tasks are tried again at
+/// once. If it is alive, they run twice at once. One that is connected and healthy is not given up: 409.
+#[utoipa::path(
+    post, path = "/v1/workers/{seat}/give-up", tag = "server",
+    params(SeatPath),
+    responses((status = 200, description = "It is given up", body = GivenUp), Problem)
+)]
+async fn give_up_worker(State(clients): Service, Named(seat): Named, headers: HeaderMap) -> Answer<GivenUp> {
+    same_origin(&headers)?;
+    let given_up = clients.give_up_worker(tonic::Request::new(v1::GiveUpWorkerRequest { seat })).await?;
+    Ok(Json(given_up.into_inner().into()))
+}
+
+/// Open the start gate by hand
+///
+/// The workers that it waits for count as dead. If one of them is alive, or one that an old copy of the store does not
+/// know, what it runs is run twice at once.
+#[utoipa::path(
+    post, path = "/v1/gate/open", tag = "server",
+    responses((status = 200, description = "It is open", body = GateOpened), Problem)
+)]
+async fn open_gate(State(clients): Service, headers: HeaderMap) -> Answer<GateOpened> {
+    same_origin(&headers)?;
+    let opened = clients.open_gate(tonic::Request::new(v1::OpenGateRequest {})).await?;
+    Ok(Json(opened.into_inner().into()))
 }
 
 // --- what is not there ---

@@ -107,8 +107,9 @@ impl Started {
     async fn begin(data: &Path) -> Result<(String, Started), Failure> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("serve").arg("--data").arg(data).args(["--listen", "127.0.0.1:0", "--log", "warn"]);
+        command.arg("--witness").arg(data.with_extension("witness"));
         // What this process was told of servers is not for that one.
-        for name in ["EVENHAND_DATA", "EVENHAND_LISTEN", "EVENHAND_LOG"] {
+        for name in ["EVENHAND_DATA", "EVENHAND_WITNESS", "EVENHAND_LISTEN", "EVENHAND_LOG"] {
             command.env_remove(name);
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();

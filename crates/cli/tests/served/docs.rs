@@ -179,6 +179,7 @@ impl Desk {
             .current_dir(self.dir.path())
             .env("PATH", format!("{}:{path}", self.dir.path().join(".bin").display()))
             .env("HOME", self.dir.path())
+            .env_remove("XDG_STATE_HOME")
             .env("EVENHAND_SERVER", format!("http://127.0.0.1:{}", self.port))
             .env("EVENHAND_LISTEN", format!("127.0.0.1:{}", self.port))
             .env("EVENHAND_SEAT_DIR", self.dir.path().join(".seats"))
@@ -398,6 +399,8 @@ fn the_metrics_that_documents_name_are_those_that_there_are() {
     let id = server.api().enqueue("render", task).unwrap().ids.remove(0);
     let _worker = server.worker_of("w1", &["render"], &["true"]);
     server.api().end(&id);
+    // Workers are counted by why they are gone, so one must be.
+    assert_eq!(server.cli(&["workers", "drain", "w1", "--wait"]).code, 0);
     let page = server.page("/metrics");
     let there: BTreeSet<String> = page
         .lines()
@@ -417,7 +420,7 @@ fn the_metrics_that_documents_name_are_those_that_there_are() {
     assert!(asked.is_subset(&there), "{:?}", asked.difference(&there));
     assert!(metrics_in(&read("docs/operating.md")).is_subset(&there));
     // Labels too: what is grouped by or filtered on is there.
-    for label in ["queue", "outcome", "key", "health", "le"] {
+    for label in ["queue", "outcome", "key", "health", "why", "le"] {
         assert!(page.contains(&format!("{label}=\"")), "no label {label}");
     }
     assert_eq!(board["templating"]["list"][1]["name"], json!("queue"));

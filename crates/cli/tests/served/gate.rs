@@ -1,10 +1,10 @@
 //! The start gate after a crash: shut until everybody who could be running something has said so or is dead, and
 //! not a moment longer.
 
-use evenhand::TaskState;
+use evenhand::{TaskState, wire};
 
 use crate::checker::{all_is_well, await_start, await_starts, of, records};
-use crate::support::{LONG, Server, Signpost, Times, WorkerProcess, eventually, lives};
+use crate::support::{LONG, Server, Signpost, Times, WorkerProcess, block_on, eventually, lives};
 
 /// A server that was killed while `one` ran a task and `two` ran none. Both workers live.
 fn crashed(times: Times) -> (Server, [WorkerProcess; 2], Signpost, String) {
@@ -130,4 +130,40 @@ fn restarts_do_not_postpone_the_opening_for_ever() {
     let _worker = server.worker("three", 1);
     go.raise();
     all_is_well(&server, &[long]);
+}
+
+#[test]
+fn an_operator_opens_the_gate_without_a_worker_that_is_missing() {
+    let (mut server, [mut one, _two], go, long) = crashed(LONG);
+    one.kill_with_guardian();
+    server.restart();
+    let api = server.api();
+    let fresh = api.submit("sleep 1");
+    eventually("the other worker has reported", || api.shard().absent_seats == ["one"]);
+    let said = server.cli(&["gate"]);
+    assert!(said.out.contains("waiting for 1 of 2 workers: one, at most "), "{said:?}");
+    let mut watch = block_on(api.client.watch(&fresh)).unwrap();
+    let mut next_hold = || match block_on(watch.next()).unwrap().unwrap().event.unwrap() {
+        wire::task_event::Event::Task(task) if task.state() == TaskState::Queued => task.hold,
+        other => panic!("{other:?}"),
+    };
+    let hold = next_hold();
+    assert!(hold.starts_with("the start gate is shut: waiting for 1 of 2 workers: one, at most "), "{hold}");
+    let unasked = server.cli(&["gate", "open"]);
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    assert!(unasked.err.contains("if one of them is alive, its tasks run twice at once"), "{unasked:?}");
+    assert!(unasked.err.contains("say --yes") && !api.shard().open, "{unasked:?}");
+
+    let opened = server.cli(&["gate", "open", "--yes"]);
+    assert_eq!((opened.code, opened.out.as_str()), (0, "the start gate is open, without one\n"));
+    assert!(opened.err.contains("twice at once"), "{opened:?}");
+    await_starts(&server, &long, 2);
+    // Whoever watches hears of it, though the one worker that is there has no slot for it.
+    let hold = next_hold();
+    assert!(!hold.contains("gate"), "{hold}");
+    let again = server.cli(&["gate", "open"]);
+    assert_eq!((again.code, again.out.as_str()), (0, "the start gate is open already\n"));
+    assert!(server.cli(&["gate"]).out.contains("open: tasks may start"));
+    go.raise();
+    all_is_well(&server, &[long, fresh]);
 }

@@ -259,7 +259,7 @@ fn good_hello() -> v1::Hello {
 
 fn some_run(task: u64, epoch: u64) -> v1::Run {
     v1::Run {
-        id: Some(v1::RunId { task, epoch, dispatch: 1 }),
+        id: Some(v1::RunId { task, epoch, dispatch: 1, nonce: 0 }),
         queue_id: 0,
         priority: 5,
         level: vec![0; 16],
@@ -394,12 +394,7 @@ fn a_worker_that_reports_nonsense_harms_nobody_elses_tasks() {
             ..Default::default()
         };
         session.say(v1::up::Message::News(v1::News {
-            heartbeat: Some(v1::Heartbeat {
-                number: u64::MAX,
-                answered: u64::MAX,
-                handled: u64::MAX,
-                worker_set: None,
-            }),
+            heartbeat: Some(v1::Heartbeat { number: u64::MAX, answered: u64::MAX, worker_set: None }),
             ended: [v1::EndKind::Failed, v1::EndKind::FailedForGood].map(told).into(),
             refused: vec![run.id.unwrap(), v1::RunId::default()],
             progress: [f64::NAN, f64::NEG_INFINITY, 7.0]

@@ -14,6 +14,7 @@ mod docs;
 mod gate;
 mod input;
 mod life;
+mod operators;
 mod outages;
 mod rest;
 mod seats;

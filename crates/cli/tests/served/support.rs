@@ -176,6 +176,8 @@ impl Server {
             .args(["--listen", &self.addr.to_string()])
             .arg("--data")
             .arg(&self.data)
+            .arg("--witness")
+            .arg(self.path("witness"))
             .args(["--log", "info"])
             .args(&self.args)
             .stdout(Stdio::piped())

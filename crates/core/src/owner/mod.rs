@@ -65,6 +65,14 @@ pub struct Settings {
     pub queue: change::Settings,
 }
 
+impl Settings {
+    /// How long a worker can live that hears nothing from an owner with these settings: so long its start gate can be
+    /// shut at most.
+    pub fn longest_ms(&self) -> u64 {
+        self.thresholds.lost_after_ms.saturating_add(health::waited_ms(self.absence_ms))
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -298,7 +306,12 @@ impl Owner {
 
     /// How long a worker can live that hears nothing from any owner of this kind.
     fn longest_ms(&self) -> u64 {
-        self.settings.thresholds.lost_after_ms.saturating_add(health::waited_ms(self.settings.absence_ms))
+        self.settings.longest_ms()
+    }
+
+    /// The worker set, as workers are told it while the gate is open.
+    pub fn worker_set(&self) -> WorkerSetId {
+        self.set.id()
     }
 
     /// How the start gate stands.
@@ -332,6 +345,8 @@ impl Owner {
             queues: &member.queues,
             silent_ms: self.now.0.saturating_sub(member.heard.0),
             lost_in_ms: member.wait_left(self.now),
+            draining: member.draining,
+            required: member.required,
             why_not: self.why_not(seat, member),
         })
     }
@@ -1152,6 +1167,10 @@ pub struct MemberView<'a> {
     pub silent_ms: u64,
     /// Until it counts as lost, if it stays silent.
     pub lost_in_ms: u64,
+    /// It was asked to take no more work.
+    pub draining: bool,
+    /// All others have required it, so it may have work.
+    pub required: bool,
     /// Why it gets no work, if it gets none.
     pub why_not: Option<Cow<'static, str>>,
 }

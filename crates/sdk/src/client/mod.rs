@@ -344,6 +344,31 @@ impl Client {
         Ok(answer.workers)
     }
 
+    /// Asks a worker to take no more work, and to end when what it runs has ended. One that is not connected is told when
+    /// it is back, if this server is still there.
+    pub async fn drain_worker(&self, seat: &str) -> Result<v1::DrainWorkerResponse, Refusal> {
+        let request = v1::DrainWorkerRequest { seat: seat.into() };
+        self.call(request, async |mut grpc, request| grpc.drain_worker(request).await).await
+    }
+
+    /// Counts a worker as dead, with all that it ran: its tasks are tried again at once. For whoever knows that its
+    /// machine is dead. **If it is alive, its tasks run twice at once.** One that is connected and healthy is refused.
+    pub async fn give_up_worker(&self, seat: &str) -> Result<v1::GiveUpWorkerResponse, Refusal> {
+        let request = v1::GiveUpWorkerRequest { seat: seat.into() };
+        // Not sent again if there is no answer: by then another worker may have the seat.
+        let give_up = async |mut grpc: Grpc, request| grpc.give_up_worker(request).await;
+        self.tries(request, true, |refusal| refusal.kind == Kind::Limited, give_up).await
+    }
+
+    /// Opens the start gate without the workers that it waits for: they count as dead. **If one of them is alive, its
+    /// tasks run twice at once**; so do those of a worker that an old copy of the store does not know.
+    pub async fn open_gate(&self) -> Result<v1::OpenGateResponse, Refusal> {
+        // Not sent again if there is no answer: a later gate may wait for others.
+        let open = async |mut grpc: Grpc, request| grpc.open_gate(request).await;
+        let limited = |refusal: &Refusal| refusal.kind == Kind::Limited;
+        self.tries(v1::OpenGateRequest {}, true, limited, open).await
+    }
+
     /// The server.
     pub async fn status(&self) -> Result<v1::StatusResponse, Refusal> {
         self.call(v1::StatusRequest {}, async |mut grpc, request| grpc.status(request).await).await

@@ -115,9 +115,17 @@ impl Session {
             timed: true,
             ..wire::Run::default()
         };
-        let start = vec![wire::Start { run: Some(run), ..wire::Start::default() }];
+        let start = vec![wire::Start { run: Some(run), number, ..wire::Start::default() }];
         self.say(wire::Down { start, ..wire::Down::default() }).await;
-        while self.news().await.heartbeat.is_none_or(|beat| beat.handled < number) {}
+        // What is said before an answer has been heard when the answer has.
+        let mut answered = None;
+        loop {
+            match (self.news().await.heartbeat, answered) {
+                (Some(beat), None) => answered = Some(beat.number),
+                (Some(beat), Some(number)) if beat.answered >= number => return,
+                (Some(_) | None, _) => {}
+            }
+        }
     }
 
     /// The next end of a run.
@@ -146,5 +154,5 @@ impl Session {
 }
 
 fn run_id(number: u64) -> wire::RunId {
-    wire::RunId { task: number, epoch: EPOCH, dispatch: number }
+    wire::RunId { task: number, epoch: EPOCH, dispatch: number, nonce: 1 }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenhand::wire::task_event::Event;
-use evenhand::{Commands, Failure, NewTask, Run, TaskState, Worker, WorkerError};
+use evenhand::{Commands, Failure, Kind, NewTask, Run, TaskState, Worker, WorkerError};
 use tempfile::TempDir;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -185,4 +185,32 @@ async fn an_end_says_how_long_the_run_took_also_when_it_is_said_again() {
         drain.send_replace(true);
         worker.await.unwrap().unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_drains_a_worker_and_its_run_returns_when_all_has_ended() {
+    let home = Home::new().await;
+    let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (says, waits) = (began.clone(), go.clone());
+    let worker = home.worker().handle("q", move |(), _: Run| {
+        let (began, go) = (says.clone(), waits.clone());
+        async move {
+            began.notify_one();
+            go.notified().await;
+            Ok::<_, Failure>(())
+        }
+    });
+    let worker = tokio::spawn(worker.run());
+    let id = home.client.enqueue("q", NewTask::json(&()).unwrap()).await.unwrap();
+    began.notified().await;
+    let drained = home.client.drain_worker("w").await.unwrap();
+    assert_eq!((drained.told, drained.running), (true, 1));
+    let waits = home.client.enqueue("q", NewTask::json(&()).unwrap()).await.unwrap();
+    go.notify_one();
+    worker.await.unwrap().unwrap();
+    assert_eq!(home.client.wait(&id).await.unwrap().state(), TaskState::Succeeded);
+    assert_eq!(home.client.get(&waits).await.unwrap().state(), TaskState::Queued);
+    let refusal = home.client.drain_worker("nobody").await.unwrap_err();
+    assert_eq!((refusal.kind, refusal.message.as_str()), (Kind::NotFound, "there is no worker nobody"));
+    home.stop().await;
 }

@@ -6,8 +6,9 @@
 //! If a commit fails, the owner is dropped with all it knows and the shard is taken again: whoever waits for an
 //! answer is told that it is not known, and every worker says hello again.
 //!
-//! `telling` is what those who watch are told, `view` what people see of it all.
+//! `telling` is what those who watch are told, `view` what people see of it all, `operating` what they do by hand.
 
+mod operating;
 mod telling;
 mod view;
 
@@ -22,10 +23,10 @@ use evenhand_api::{convert, errors, v1};
 use evenhand_core::life::End;
 use evenhand_core::messages::Start;
 use evenhand_core::names::{
-    CommitId, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
+    CommitId, Epoch, Fence, Millis, QueueId, RequestId, SessionId, ShardId, StoreId, TaskId, WorkerId,
 };
 use evenhand_core::owner::messages::{Effect, Input, Note, Then};
-use evenhand_core::owner::{Identity, Owner};
+use evenhand_core::owner::{GateView, Identity, Owner};
 use evenhand_core::timers::due_at;
 use evenhand_core::{Answer, NewTask, Refusal, Run, Task, Work};
 use evenhand_core::{Effect as ShardEffect, Input as ShardInput};
@@ -35,11 +36,12 @@ use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::events::{Events, LOST, Of, Recent, Watched};
-use crate::mailbox::{self, FromWorker, Inbox, KeyChange, Reply, Request, RunEnded};
+use crate::mailbox::{self, FromWorker, Inbox, KeyChange, Operated, Reply, Request, RunEnded};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
-use telling::NOT_STARTED;
+use operating::Operator;
+use telling::{NOT_STARTED, waited_for};
 use view::gate_text;
 
 /// The one shard of a server with an embedded store.
@@ -72,7 +74,13 @@ type Commit = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 #[derive(Debug)]
 enum Back {
     Input(ShardInput),
-    Work { session: SessionId, run: Run, work: Option<Work> },
+    Work {
+        session: SessionId,
+        run: Run,
+        work: Option<Work>,
+    },
+    /// A task that somebody watches, to be told anew.
+    Watched(Box<Task>),
 }
 
 /// Why an owner is no longer one.
@@ -113,6 +121,8 @@ pub(crate) struct Loop<S> {
     /// Workers whose death was told while there was no owner to hear it.
     deaths: Vec<FromWorker>,
     identity: (u64, StoreId),
+    /// How the start gate stood when those who watch were last told.
+    gate_told: Option<GateView>,
 }
 
 /// A number that nobody can know.
@@ -142,6 +152,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             stopping: false,
             deaths: Vec::new(),
             identity: (random, StoreId(store_id)),
+            gate_told: None,
         }
     }
 
@@ -209,8 +220,13 @@ impl<S: Store + Clone + 'static> Loop<S> {
                         owner.map_err(|what| ServerError::Store(format!("the store is damaged: {what}")))?;
                     let gate = owner.gate();
                     info!(epoch = %taken.epoch, workers = gate.members, "the shard is taken");
-                    if !gate.open && !gate.absent.is_empty() {
-                        info!("{}", gate_text(&gate));
+                    if let Some(why) = taken.doubt {
+                        warn!(%why, "the store is taken for an old copy of itself");
+                    }
+                    if gate.in_doubt {
+                        warn!("the start gate is shut: {}", gate_text(&gate));
+                    } else if !gate.open && !gate.absent.is_empty() {
+                        info!("the start gate is shut: {}", gate_text(&gate));
                     }
                     return Ok(Some((owner, effects)));
                 }
@@ -262,6 +278,7 @@ fn refuse(request: Request) {
         | Request::Replay { reply, .. }
         | Request::SetQueue { reply, .. }
         | Request::SetKey { reply, .. } => reply.send(Err(mailbox::taking())),
+        Request::Operate { reply, .. } => drop(reply.send(Err(mailbox::taking()))),
         // Their callers hear that there is no answer.
         Request::Explain { .. }
         | Request::Ended { .. }
@@ -307,6 +324,8 @@ struct Owned<'a, S> {
     durable: u64,
     /// Who asked how a task ended, and after which commit that is known.
     asked: Vec<(u64, TaskId, oneshot::Sender<Option<Recent>>)>,
+    /// What was done for operators, and after which commit it is durable.
+    operated: Vec<(u64, Operated, Operator)>,
     to_back: mpsc::UnboundedSender<Back>,
     back: Option<mpsc::UnboundedReceiver<Back>>,
     wake: Option<Millis>,
@@ -336,6 +355,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             sealed: 0,
             durable: 0,
             asked: Vec::new(),
+            operated: Vec::new(),
             to_back,
             back: Some(back),
             wake: None,
@@ -354,6 +374,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         for death in std::mem::take(&mut self.shell.deaths) {
             self.on_worker(death, &mut effects);
         }
+        self.shell.gate_told.get_or_insert_with(|| waited_for(self.owner.gate()));
         let (mut next_room, mut next_sweep) = (Instant::now(), Instant::now() + SWEEP_EVERY);
         let mut next_turn = Instant::now() + Starts::TURN_EVERY;
         let mut next_unwatched = Instant::now() + UNWATCHED_EVERY;
@@ -443,6 +464,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 for task in self.shell.events.unwatched() {
                     self.step(Input::Shard(ShardInput::Watched { task, now: false }), &mut effects);
                 }
+                self.look_at_gate();
             }
             if Instant::now() >= next_turn {
                 next_turn = Instant::now() + Starts::TURN_EVERY;
@@ -494,6 +516,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         self.perform(effects);
         self.durable += 1;
         self.answer_asked();
+        self.answer_operators();
         Ok(())
     }
 
@@ -521,6 +544,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     fn on_back(&mut self, back: Back, effects: &mut Vec<Effect>) {
         match back {
             Back::Input(input) => self.step(Input::Shard(input), effects),
+            Back::Watched(task) => self.tell_again(*task),
             Back::Work { session, run, work } => {
                 let stopped = self.fetching.remove(&(run.task, run.fence));
                 match work {
@@ -617,6 +641,8 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             {
                 reply.send(Err(mailbox::stopping()));
             }
+            Request::Operate { reply, .. } if self.stopping => drop(reply.send(Err(mailbox::stopping()))),
+            Request::Operate { what, reply } => self.operate(what, reply, effects),
             Request::Enqueue { queue, tasks, once, reply } => {
                 let request = self.await_answer(reply);
                 if self.shell.events.has_filters() {
@@ -671,9 +697,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             Request::Settings { name, reply } => drop(reply.send(self.owner.shard().settings(&name))),
             Request::Explain { tasks, reply } => {
-                let standings = self.owner.shard().explain_all(&tasks);
-                let explained = tasks.into_iter().zip(standings).map(|(task, how)| self.explain(task, how));
-                drop(reply.send(explained.collect()));
+                drop(reply.send(self.explain(tasks)));
             }
             Request::Ended { task, reply } => match self.shell.events.recent(task) {
                 Some(recent) => drop(reply.send(Some(recent.clone()))),
@@ -753,6 +777,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
     }
 
     fn note(&self, note: &Note) {
+        if let Note::Lost { runs, why, .. } = note {
+            self.shell.metrics.lost(*runs, why);
+        }
         match note {
             Note::Joined { seat, life } => info!(%seat, %life, "a worker joins"),
             Note::Lost { seat, life, runs: 0, why } => info!(%seat, %life, why, "a worker is gone"),

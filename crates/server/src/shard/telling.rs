@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use evenhand_api::v1;
-use evenhand_core::Run;
 use evenhand_core::change::EndRecord;
+use evenhand_core::explain::Standing;
 use evenhand_core::names::{Fence, Key, LaneId, Millis, TaskId, WorkerId};
+use evenhand_core::owner::GateView;
+use evenhand_core::{Run, Task};
 use evenhand_store::Store;
 
-use super::{Accepting, Owned, SHARD};
+use super::{Accepting, Back, Owned, SHARD};
+use crate::clients::to_wire;
 use crate::events::{Of, Recent, Subject};
 
 /// What is said of a run that was given back.
@@ -95,6 +98,40 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         }
     }
 
+    /// When the start gate opens, or waits for others than before, so do the tasks that wait: those who watch one are
+    /// told how it stands.
+    pub(super) fn look_at_gate(&mut self) {
+        let gate = waited_for(self.owner.gate());
+        let is_news = self.shell.gate_told.replace(gate.clone()).is_some_and(|told| told != gate);
+        let watched: Vec<TaskId> = if is_news { self.shell.events.watched().collect() } else { Vec::new() };
+        if watched.is_empty() {
+            return;
+        }
+        let (store, back) = (self.shell.store.clone(), self.to_back.clone());
+        tokio::spawn(async move {
+            for task in watched {
+                // Who is not told now is told when it starts.
+                if let Ok(Some(task)) = store.read_task(SHARD, task).await
+                    && back.send(Back::Watched(Box::new(task))).is_err()
+                {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Says how a task stands that waits.
+    pub(super) fn tell_again(&mut self, task: Task) {
+        let (id, key) = (task.id, task.key.clone());
+        let Some(queue) = self.owner.shard().queue_name(task.lane.queue).cloned() else { return };
+        let Some(explained) = self.explain(vec![task]).pop() else { return };
+        if let Standing::Waiting { .. } = explained.standing {
+            let subject = Subject { task: id, queue: &queue, key: &key };
+            let told = v1::task_event::Event::Task(to_wire(explained));
+            self.shell.events.tell(self.shell.clock.now(), subject, told);
+        }
+    }
+
     pub(super) fn finished(&mut self, task: TaskId, lane: LaneId, max_attempts: u16, end: Arc<EndRecord>) {
         self.progress.remove(&task);
         let Some(queue) = self.owner.shard().queue_name(lane.queue).cloned() else { return };
@@ -104,6 +141,12 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         let of = Of { queue, key: end.key.clone(), priority: lane.priority, attempts };
         self.shell.events.ended(self.shell.clock.now(), task, Recent { of, end }, keep);
     }
+}
+
+/// Of a gate, what tasks wait for.
+pub(super) fn waited_for(gate: GateView) -> GateView {
+    let absent = if gate.open { Vec::new() } else { gate.absent };
+    GateView { absent, opens_in_ms: 0, members: 0, ..gate }
 }
 
 /// A task that waits: for a time, if it is due at one.

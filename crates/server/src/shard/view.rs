@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use evenhand_api::{convert, v1};
 use evenhand_core::Task;
 use evenhand_core::change::Share;
-use evenhand_core::explain::Standing;
-use evenhand_core::names::{Key, QueueId, QueueName};
-use evenhand_core::owner::MemberView;
+use evenhand_core::explain::{Hold, Standing};
+use evenhand_core::names::{Key, QueueId, QueueName, Seat};
+use evenhand_core::owner::health::Health;
+use evenhand_core::owner::{GateView, MemberView};
 use evenhand_store::Store;
 
 use super::{Owned, SHARD};
@@ -15,28 +16,68 @@ use crate::mailbox::{Explained, QueueView, View};
 
 /// Waiting tasks whose keys are shown as those that go next.
 const NEXT_KEYS: usize = 1_000;
+/// Workers that are named where many are waited for.
+const SEATS_NAMED: usize = 5;
 
-/// What a gate waits for, for people.
-pub(super) fn gate_text(gate: &evenhand_core::owner::GateView) -> String {
-    let named: Vec<&str> = gate.absent.iter().take(5).map(|seat| seat.as_str()).collect();
+/// What a gate that is shut waits for, for people.
+pub(super) fn gate_text(gate: &GateView) -> String {
+    let named: Vec<&str> = gate.absent.iter().take(SEATS_NAMED).map(Seat::as_str).collect();
     let more = if gate.absent.len() > named.len() { ", …" } else { "" };
-    format!(
-        "waiting for {} of {} workers: {}{more}, at most {} s",
-        gate.absent.len(),
-        gate.members,
-        named.join(", "),
-        gate.opens_in_ms.div_ceil(1000)
-    )
+    let named = format!("{}{more}", named.join(", "));
+    let absent = format!("{} of {} workers", gate.absent.len(), gate.members);
+    let at_most = format!("at most {} s", gate.opens_in_ms.div_ceil(1000));
+    match (gate.in_doubt, gate.absent.is_empty()) {
+        (false, false) => format!("waiting for {absent}: {named}, {at_most}"),
+        // The last server stopped in good order, and that is being noted.
+        (false, true) => "a moment: what the last server saved is being taken over".into(),
+        (true, true) => format!("{IN_DOUBT}, {at_most}"),
+        (true, false) => {
+            let are = if gate.absent.len() == 1 { "is" } else { "are" };
+            format!("{IN_DOUBT}, {at_most}; {absent} {are} absent: {named}")
+        }
+    }
 }
 
+const IN_DOUBT: &str = "the store may be an old copy: waiting until all workers agree that nobody is missing";
+
 impl<S: Store + Clone + 'static> Owned<'_, S> {
-    pub(super) fn explain(&self, task: Task, standing: Standing) -> Explained {
-        let seat = match &standing {
-            Standing::Running { worker, .. } => self.owner.seat(*worker).cloned(),
-            Standing::Waiting { .. } | Standing::Scheduled { .. } | Standing::Over | Standing::Gone => None,
+    /// How tasks stand that the store has.
+    pub(super) fn explain(&self, tasks: Vec<Task>) -> Vec<Explained> {
+        let standings = self.owner.shard().explain_all(&tasks);
+        let gate = self.owner.gate();
+        let gate = (!gate.open).then(|| format!("{}: {}", Hold::GateShut, gate_text(&gate)));
+        let mut idle: HashMap<QueueId, Option<String>> = HashMap::new();
+        let mut explain = |(task, standing): (Task, Standing)| {
+            let (seat, hold) = match &standing {
+                Standing::Running { worker, .. } => (self.owner.seat(*worker).cloned(), None),
+                Standing::Waiting { hold: Hold::GateShut, .. } => (None, gate.clone()),
+                Standing::Waiting { hold: Hold::NoWorker, .. } => {
+                    let queue = task.lane.queue;
+                    (None, idle.entry(queue).or_insert_with(|| self.idle(queue)).clone())
+                }
+                Standing::Waiting { .. } | Standing::Scheduled { .. } | Standing::Over | Standing::Gone => {
+                    (None, None)
+                }
+            };
+            let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
+            Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress, hold }
         };
-        let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
-        Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress }
+        tasks.into_iter().zip(standings).map(&mut explain).collect()
+    }
+
+    /// Why the workers that serve a queue take none of its tasks; None, if there are none.
+    fn idle(&self, queue: QueueId) -> Option<String> {
+        let name = self.owner.shard().queue_name(queue)?;
+        let mut serving =
+            self.owner.members().filter(|member| member.queues.iter().any(|(served, _)| served == name));
+        let first = serving.next()?;
+        Some(match serving.count() {
+            0 => {
+                let why = first.why_not.as_deref().unwrap_or("it offers no slots");
+                format!("the only worker of its queue, {}, gets no work: {why}", first.seat)
+            }
+            more => format!("none of the {} workers of its queue gets work", more + 1),
+        })
     }
 
     pub(super) fn view(&self) -> View {
@@ -51,17 +92,18 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 id: SHARD.0,
                 epoch: shard.epoch().0,
                 open: gate.open,
-                waits_for: if shut && !gate.absent.is_empty() { gate_text(&gate) } else { String::new() },
+                waits_for: if shut { gate_text(&gate) } else { String::new() },
                 absent_seats: gate.absent.iter().map(|seat| seat.as_str().into()).collect(),
                 opens_in_ms: shut.then_some(gate.opens_in_ms),
                 waiting: queues.iter().map(|view| view.queue.waiting).sum(),
                 running: runs_alive,
                 workers: gate.members as u32,
                 room: self.room,
+                in_doubt: gate.in_doubt,
             },
             store_id: self.owner.store().0,
             queues,
-            workers: self.owner.members().map(|member| self.worker(&member)).collect(),
+            workers: self.owner.members().map(|member| self.worker(&member, gate.open)).collect(),
             started: self.shell.starts.queues(),
             busiest: self.shell.starts.busiest(),
             slots_held,
@@ -71,6 +113,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             timers: held.timers,
             keys: held.keys,
             looks: shard.looks(),
+            worker_set: self.owner.worker_set().version,
         }
     }
 
@@ -156,13 +199,20 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         held
     }
 
-    pub(super) fn worker(&self, member: &MemberView<'_>) -> v1::Worker {
+    fn worker(&self, member: &MemberView<'_>, gate_open: bool) -> v1::Worker {
         let link = member.session.and_then(|session| self.links.get(&session));
         let health = match member.health {
             None => "absent",
-            Some(evenhand_core::owner::health::Health::Healthy) if member.slots == 0 => "draining",
-            Some(health) => health.name(),
+            Some(silent @ (Health::Unhealthy | Health::MustDie)) => silent.name(),
+            Some(Health::New | Health::Healthy) if member.draining || member.slots == 0 => "draining",
+            // It is heard, but not all others know of it yet.
+            Some(Health::Healthy) if gate_open && !member.required => Health::New.name(),
+            Some(heard @ (Health::New | Health::Healthy)) => heard.name(),
         };
+        let mut why_not: String = member.why_not.as_deref().unwrap_or_default().into();
+        if member.draining && member.session.is_none() {
+            why_not.push_str("; it is told to drain when it is back");
+        }
         v1::Worker {
             seat: member.seat.as_str().into(),
             process_life: member.life.process,
@@ -173,8 +223,36 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
             queues: convert::served(member.queues),
             heard_ms_ago: member.health.map(|_| member.silent_ms),
             lost_in_ms: member.lost_in_ms,
-            why_not: member.why_not.as_deref().unwrap_or_default().into(),
+            why_not,
             address: link.map_or_else(String::new, |link| link.address.clone()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_that_is_shut_says_whom_it_waits_for_and_for_how_long() {
+        let seat = |n: &usize| Seat::new(&format!("gpu-{n}")).unwrap();
+        let text = |absent: &[usize], in_doubt| {
+            let absent = absent.iter().map(seat).collect();
+            gate_text(&GateView { open: false, absent, opens_in_ms: 40_001, in_doubt, members: 40 })
+        };
+        assert_eq!(text(&[7, 9], false), "waiting for 2 of 40 workers: gpu-7, gpu-9, at most 41 s");
+        assert_eq!(
+            text(&[1, 2, 3, 4, 5, 6], false),
+            "waiting for 6 of 40 workers: gpu-1, gpu-2, gpu-3, gpu-4, gpu-5, …, at most 41 s"
+        );
+        assert_eq!(
+            text(&[], true),
+            "the store may be an old copy: waiting until all workers agree that nobody is missing, at most 41 s"
+        );
+        assert_eq!(
+            text(&[7], true),
+            "the store may be an old copy: waiting until all workers agree that nobody is missing, at most 41 s; \
+             1 of 40 workers is absent: gpu-7"
+        );
     }
 }
