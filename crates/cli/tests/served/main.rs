@@ -23,3 +23,4 @@ mod seats;
 mod space;
 mod strangers;
 mod support;
+mod turnover;
