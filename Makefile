@@ -67,5 +67,6 @@ tools:
 	@cargo --version >/dev/null || { echo 'Install Rust first: https://rustup.rs' >&2; exit 1; }
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
-	@command -v strace >/dev/null && command -v promtool >/dev/null && command -v curl >/dev/null || \
-		{ apt-get update && apt-get install -y --no-install-recommends strace prometheus curl; }
+	@command -v strace >/dev/null && command -v promtool >/dev/null && command -v curl >/dev/null && \
+		command -v ip >/dev/null || \
+		{ apt-get update && apt-get install -y --no-install-recommends strace prometheus curl iproute2; }

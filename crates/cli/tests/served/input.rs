@@ -273,7 +273,7 @@ fn some_run(task: u64, epoch: u64) -> v1::Run {
 
 #[test]
 fn a_worker_that_says_hello_wrongly_is_told_what_is_wrong() {
-    let server = Server::start(LONG);
+    let server = Server::start(SHORT);
     let api = server.api();
     eventually("the shard is taken", || api.shard().open);
     type Spoil = fn(&mut v1::Hello);
@@ -352,6 +352,7 @@ fn a_worker_that_says_hello_wrongly_is_told_what_is_wrong() {
     assert!(refused.message().contains("seat"), "{refused}");
     let dead = v1::DeadRequest { protocol: 1, seat: "nobody".into(), ..Default::default() };
     block_on(async { sessions(&server).dead(dead).await }).unwrap();
+    // Those who were let in and then ended have to be given up: until then a new worker gets no work.
     let _worker = server.worker("one", 1);
     let id = api.submit("sleep 1");
     all_is_well(&server, &[id]);
