@@ -2,14 +2,14 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run install day test lint sim fuzz bench bench-tools clean tools
+.PHONY: help run install day test lint sim model fuzz bench bench-tools clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
 START ?= 0
 # How long `make fuzz` takes over each target.
 SECONDS_EACH ?= 60
-# Arguments of `make bench`, e.g. ARGS='core --keys 1000'.
+# Arguments of `make bench` and `make model`, e.g. ARGS='core --keys 1000'.
 ARGS ?=
 
 # The tests' own build of the simulator, with debug assertions and overflow checks.
@@ -46,6 +46,9 @@ lint: ## formatting, lints, and the proof that the core's bans work
 
 sim: ## a long simulation: SEEDS=20000 START=0
 	cargo run --release -q -p evenhand-sim -- run --seeds $(SEEDS) --start $(START)
+
+model: ## everything that can happen among three workers: ARGS='--rebirths 2'
+	cargo run --release -q -p evenhand-sim -- model $(ARGS)
 
 fuzz: ## look for bytes that break a decoder: SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)

@@ -67,7 +67,8 @@ fn model_breaks(bug: Bug) -> Option<Violation> {
         crashes: 2,
         rebirths: 0,
         late: false,
-        copies: 0,
+        twice: false,
+        turnover: false,
         witness: Witness::Workers,
         bug: Some(bug),
     };

@@ -56,7 +56,18 @@ impl Owned {
                         inputs.push_back(Read::Task { load, task }.happen(&self.store));
                     }
                     Effect::Start { run, .. } => self.started.push(run),
-                    _ => {}
+                    Effect::LoadParked { .. }
+                    | Effect::Stop { .. }
+                    | Effect::RefuseWorker { .. }
+                    | Effect::Acknowledge { .. }
+                    | Effect::MemberSaved { .. }
+                    | Effect::Marked { .. }
+                    | Effect::Answer { .. }
+                    | Effect::Retried { .. }
+                    | Effect::Due { .. }
+                    | Effect::Finished { .. }
+                    | Effect::Wake { .. }
+                    | Effect::Broken { .. } => {}
                 }
             }
         }

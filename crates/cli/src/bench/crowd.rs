@@ -196,17 +196,19 @@ impl Living {
     fn on_down(&mut self, down: &v1::Down, effects: &mut Vec<Effect>) {
         let (epoch, session) = (Epoch(down.epoch), down.session);
         let mut say = |down: Down| self.step(Input::Down { epoch, session, down }, effects);
-        if let Some(v1::Welcome { store_id, thresholds: Some(thresholds), worker_set, .. }) = &down.welcome
+        if let Some(v1::Welcome { store_id, nonce, thresholds: Some(thresholds), worker_set }) = &down.welcome
             && let Ok(thresholds) = convert::parse_thresholds(thresholds)
         {
             let set = worker_set.as_ref().map(convert::parse_worker_set);
-            say(Down::Welcome { store: StoreId(*store_id), thresholds, set });
+            say(Down::Welcome { store: StoreId(*store_id), nonce: *nonce, thresholds, set });
         }
         if let Some(v1::Answer { number, worker_set }) = &down.answer {
             say(Down::Answer { number: *number, set: worker_set.as_ref().map(convert::parse_worker_set) });
         }
-        for run in down.start.iter().filter_map(|start| convert::parse_run(start.run.as_ref()?).ok()) {
-            say(Down::Start { run });
+        for start in &down.start {
+            if let Some(Ok(run)) = start.run.as_ref().map(convert::parse_run) {
+                say(Down::Start { number: start.number, run });
+            }
         }
         for (task, fence) in down.acknowledged.iter().map(convert::parse_run_id) {
             say(Down::Acknowledge { task, fence });
@@ -239,7 +241,6 @@ impl Living {
                         news.heartbeat = Some(v1::Heartbeat {
                             number: beat.number,
                             answered: beat.answered,
-                            handled: 0,
                             worker_set: beat.set.map(convert::worker_set),
                         });
                     }

@@ -78,8 +78,7 @@ async fn one_life(url: &str, n: u64, life: u64, dice: &mut Dice) -> Option<()> {
     let beats = if dice.one_in(3) { 1 + dice.below(3) } else { 0 };
     for number in 1..=beats {
         let worker_set = known;
-        let heartbeat =
-            v1::Heartbeat { number, answered: number - 1, worker_set, ..v1::Heartbeat::default() };
+        let heartbeat = v1::Heartbeat { number, answered: number - 1, worker_set };
         say(v1::up::Message::News(v1::News { heartbeat: Some(heartbeat), ..v1::News::default() })).await?;
         let answer = down.message().await.ok()??.answer?;
         known = answer.worker_set.or(known);
