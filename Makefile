@@ -54,7 +54,7 @@ fuzz: ## look for bytes that break a decoder: SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
 # Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
-bench: $(if $(filter core memory window growth timers store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
+bench: $(if $(filter core memory window growth timers workers store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
 	cargo run --release -p evenhand-bench -- $(ARGS)
 
 # What `bench` compares: the server, built on its own for the same reason, and beanstalkd.

@@ -397,6 +397,7 @@ impl Owner {
         if let Some(shown) = self.shown(&hello) {
             // Whatever this owner believes is not all there is.
             if !std::mem::replace(&mut self.doubted, true) {
+                self.feed(shard_messages::Input::Halt, effects);
                 effects.push(Effect::Doubt { shown });
             }
         }
