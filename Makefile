@@ -2,14 +2,14 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run install day test lint sim fuzz bench bench-tools clean tools
+.PHONY: help run install day test lint sim model fuzz bench bench-tools clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
 START ?= 0
 # How long `make fuzz` takes over each target.
 SECONDS_EACH ?= 60
-# Arguments of `make bench`, e.g. ARGS='core --keys 1000'.
+# Arguments of `make bench` and `make model`, e.g. ARGS='core --keys 1000'.
 ARGS ?=
 
 # The tests' own build of the simulator, with debug assertions and overflow checks.
@@ -47,11 +47,14 @@ lint: ## formatting, lints, and the proof that the core's bans work
 sim: ## a long simulation: SEEDS=20000 START=0
 	cargo run --release -q -p evenhand-sim -- run --seeds $(SEEDS) --start $(START)
 
+model: ## everything that can happen among three workers: ARGS='--rebirths 2'
+	cargo run --release -q -p evenhand-sim -- model $(ARGS)
+
 fuzz: ## look for bytes that break a decoder: SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
 # Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
-bench: $(if $(filter core memory window growth timers store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
+bench: $(if $(filter core memory window growth timers workers store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
 	cargo run --release -p evenhand-bench -- $(ARGS)
 
 # What `bench` compares: the server, built on its own for the same reason, and beanstalkd.
@@ -67,5 +70,6 @@ tools:
 	@cargo --version >/dev/null || { echo 'Install Rust first: https://rustup.rs' >&2; exit 1; }
 	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
-	@command -v strace >/dev/null && command -v promtool >/dev/null && command -v curl >/dev/null || \
-		{ apt-get update && apt-get install -y --no-install-recommends strace prometheus curl; }
+	@command -v strace >/dev/null && command -v promtool >/dev/null && command -v curl >/dev/null && \
+		command -v ip >/dev/null || \
+		{ apt-get update && apt-get install -y --no-install-recommends strace prometheus curl iproute2; }

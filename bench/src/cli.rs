@@ -18,6 +18,7 @@ Examples:
   evenhand-bench window --json                    with reads, one JSON object per line
   evenhand-bench growth > growth.txt              progress still goes to the terminal
   evenhand-bench timers                           what it costs to put tasks off
+  evenhand-bench workers                          who knows of whom, among 10,000 workers
   evenhand-bench store                            the embedded store, up to 10 million tasks (some minutes)
   evenhand-bench store --standing 0 --batches 1000 --tasks 300000    a quick look at it
   evenhand-bench peers                            the server beside its store and beanstalkd (some minutes)
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Growth(EffortArgs),
     /// What it costs to put tasks off: a million due at one moment, a million spread over a day.
     Timers(TimersArgs),
+    /// What it costs to find out which workers know of which, with up to 10,000 of them.
+    Workers,
     /// The embedded store on a real disk: speed beside a raw file, latencies, room, opening it again.
     #[command(after_help = EXAMPLES)]
     Store(StoreArgs),

@@ -12,7 +12,7 @@
 //! 3. [`yardstick`]: the simplest fair queue one would write, doing the same cycles in the same run, so
 //!    that a slow machine does not look like a slow core.
 //! 4. [`measure`]: rounds and medians. [`report`]: tables and JSON.
-//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], [`timers`]; and two that stand apart: [`store`], and
+//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], [`timers`], [`workers`]; and two that stand apart: [`store`], and
 //!    [`peers`], which measures the server.
 //!
 //! Numbers are only worth something from a release build of this package alone: building the whole
@@ -32,6 +32,7 @@ mod speed;
 mod store;
 mod timers;
 mod window;
+mod workers;
 mod yardstick;
 
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Window(args)) => window::run(Effort::from(args), show),
         Some(Command::Growth(args)) => growth::run(Effort::from(args), show),
         Some(Command::Timers(args)) => timers::run(args.tasks, show),
+        Some(Command::Workers) => workers::run(show),
         Some(Command::Store(args)) => store::run(args, show),
         Some(Command::Peers(args)) => peers::run(args, show),
         Some(Command::Resident(_) | Command::StoreOpen(_)) | None => {
@@ -84,6 +86,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             window::run(Effort::default(), show)?;
             growth::run(Effort::default(), show)?;
             timers::run(None, show)?;
+            workers::run(show)?;
             store::run(&StoreArgs::short(), show)?;
             peers::run(&Default::default(), show)
         }

@@ -35,6 +35,8 @@ pub const CLASSES: u8 = 16;
 pub const QUEUES: usize = 10_000;
 /// Most queues one worker may serve: choosing among them is linear.
 pub const QUEUES_PER_WORKER: usize = 64;
+/// Numbers of tasks that are left out when the store is found to be an old copy: more than it can have given since.
+pub(crate) const SEQS_SKIPPED: u64 = 1 << 32;
 /// Most workers of one shard: a pass over all of them must stay within milliseconds.
 pub const WORKERS: usize = 10_000;
 /// Most slots of one worker.

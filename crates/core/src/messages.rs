@@ -269,6 +269,8 @@ pub enum Input {
         running: Vec<Run>,
         /// What ended since it last heard from an owner.
         ended: Vec<(Run, End, Ending)>,
+        /// The store is asked of each run before it counts; if not, the store itself has said so.
+        verify: bool,
     },
     /// Whether the store has room for new tasks. It has until somebody says otherwise; while it has not,
     /// enqueues are refused and everything else goes on.

@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tracing::{debug, warn};
 
@@ -32,6 +32,9 @@ use crate::workers::Workers;
 
 /// Connections at once. More are closed as they come.
 const CONNECTIONS: usize = 20_000;
+/// Dials that may wait to be taken up: after a restart all workers dial at once, and those beyond it wait for a second. The
+/// kernel has a bound of its own.
+const BACKLOG: u32 = 16_384;
 /// Streams on one connection.
 const STREAMS: u32 = 256;
 /// How long the head of a request may take.
@@ -58,6 +61,14 @@ pub(crate) struct Serving<S> {
 struct Pages<S> {
     clients: Arc<Clients<S>>,
     metrics: Arc<Metrics>,
+}
+
+/// Listens there.
+pub(crate) fn listen(addr: std::net::SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?; // a server that is started again need not wait for the last one's connections
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
 }
 
 /// Every connection is an open file.

@@ -29,7 +29,6 @@ use std::time::Duration;
 
 use evenhand_core::owner::Settings;
 use evenhand_store::Store;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::info;
 
@@ -81,10 +80,9 @@ impl Server {
     /// Takes the shard, listens, and serves until it is told to stop.
     pub async fn start<S: Store + Clone + 'static>(config: Config, store: S) -> Result<Server, ServerError> {
         http::raise_open_files();
-        let listener = TcpListener::bind(config.listen).await;
         let listen =
             |error: std::io::Error| ServerError::Listen { listen: config.listen, why: error.to_string() };
-        let listener = listener.map_err(listen)?;
+        let listener = http::listen(config.listen).map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
         let (metrics, clock) = (Arc::new(metrics::Metrics::new()), Clock::new());
         let (mailbox, inbox) = mailbox::new();

@@ -6,6 +6,7 @@ use evenhand_core::canary::Bug;
 use crate::model::{Witness, World};
 use crate::plan::Plan;
 use crate::rng::Rng;
+use crate::set_back;
 use crate::world::{FLAWS, MISTAKES, play_plan};
 use crate::{Canary, Options, Report, Violation, play};
 
@@ -13,7 +14,7 @@ use crate::{Canary, Options, Report, Violation, play};
 const MODELED: [Bug; 3] = [Bug::NewWorkerNotRequired, Bug::UnhealthyNotAsked, Bug::SetToldWhileShut];
 
 /// Those that do harm only when the store is set back.
-const OF_SET_BACKS: [Bug; 3] = [Bug::FenceRepeats, Bug::DoubtIgnored, Bug::DoubtForgotten];
+const OF_SET_BACKS: [Bug; 2] = [Bug::DoubtIgnored, Bug::DoubtForgotten];
 
 /// Every canary and what is wrong with it.
 pub fn all() -> Vec<(Canary, &'static str)> {
@@ -30,6 +31,11 @@ pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
         && MODELED.contains(&bug)
     {
         return model_breaks(bug);
+    }
+    if canary == Canary::Core(Bug::FenceRepeats) {
+        return set_back::play(Some(Bug::FenceRepeats))
+            .err()
+            .map(|what| Violation::new("set back", 0, 0, what));
     }
     let plain = Options { blind, ..Options::default() };
     let play: fn(u64, Options) -> Result<Report, Violation> = match canary {
@@ -61,7 +67,8 @@ fn model_breaks(bug: Bug) -> Option<Violation> {
         crashes: 2,
         rebirths: 0,
         late: false,
-        copies: 0,
+        twice: false,
+        turnover: false,
         witness: Witness::Workers,
         bug: Some(bug),
     };

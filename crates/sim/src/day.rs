@@ -151,7 +151,7 @@ impl Day {
             self.driver.tell(Input::Slots { worker, slots: SLOTS, queues })?;
             let mine = self.runs.values().filter(|(id, _)| *id == worker);
             let running = mine.map(|(_, run)| run.clone()).collect();
-            self.driver.tell(Input::Report { worker, running, ended: Vec::new() })?;
+            self.driver.tell(Input::Report { worker, running, ended: Vec::new(), verify: false })?;
         }
         self.driver.tell(Input::Open)?;
         self.look()

@@ -37,7 +37,7 @@ impl Disk {
 
     fn store(&mut self) -> Result<&Embedded, String> {
         if self.store.is_none() {
-            let options = Options { segment: self.segment, floor: 0, table: self.segment };
+            let options = Options { segment: self.segment, floor: 0, table: self.segment, witness: None };
             let opened = Embedded::open(self.dir.path(), options);
             self.store = Some(opened.map_err(|error| format!("the store does not open again: {error}"))?);
         }

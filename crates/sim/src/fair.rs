@@ -365,7 +365,7 @@ impl World {
                 self.running.iter().filter(|(id, _)| mine(*id)).map(|(_, run)| run.clone()).collect();
             let ended = self.unacknowledged.iter().filter(|(id, ..)| mine(*id));
             let ended = ended.map(|(_, run, end)| (run.clone(), *end, Ending::default())).collect();
-            self.driver.tell(Input::Report { worker: WorkerId(worker), running, ended })?;
+            self.driver.tell(Input::Report { worker: WorkerId(worker), running, ended, verify: false })?;
         }
         if let Some(Event::Stopped(_, task, _)) =
             self.driver.events().into_iter().find(|event| matches!(event, Event::Stopped(..)))

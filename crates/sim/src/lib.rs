@@ -19,6 +19,7 @@ pub mod plan;
 mod reads;
 pub mod rng;
 pub mod scenario;
+pub mod set_back;
 pub mod time;
 pub mod world;
 
@@ -92,6 +93,8 @@ impl fmt::Display for Violation {
 pub enum Mistake {
     /// A guardian lets go of its seat's lock while runs of its process are alive.
     LockNotHeld,
+    /// Workers and guardians live by the clock on the wall, which people set.
+    WallClock,
 }
 
 /// A deliberate bug, in the core, in the store or around them.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use clap::{Parser, Subcommand};
+use evenhand_sim::model::{Explored, Witness, World};
 use evenhand_sim::{Options, Report, Violation, canaries, day, play};
 
 /// Plays simulated worlds against Evenhand's core and checks that no promise is broken.
@@ -19,6 +20,7 @@ use evenhand_sim::{Options, Report, Violation, canaries, day, play};
   evenhand-sim run --seeds 50 --disk        the same with the embedded store beside the model
   evenhand-sim replay 4711                  play one seed again and print every event
   evenhand-sim canaries                     switch on known bugs; each must be caught
+  evenhand-sim model                        play everything that can happen in a small world
   evenhand-sim day                          four tenants share 16 slots for a day"
 )]
 struct Cli {
@@ -66,6 +68,31 @@ enum Command {
         #[arg(long, default_value = "")]
         only: String,
     },
+    /// Play everything that can happen among a few workers, owners and tasks. Exit code 1 if a task runs twice at once, or
+    /// cannot be run any more.
+    Model {
+        /// How many workers.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=4))]
+        workers: u8,
+        /// How many tasks.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=4))]
+        tasks: u8,
+        /// How often an owner may crash.
+        #[arg(long, default_value_t = 2)]
+        crashes: u8,
+        /// How many lives workers may have beyond their first, all together.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(..=3))]
+        rebirths: u8,
+        /// Messages are never late, and never come twice.
+        #[arg(long)]
+        prompt: bool,
+        /// Workers that join are never queued.
+        #[arg(long)]
+        no_turnover: bool,
+        /// Give up beyond so many states.
+        #[arg(long, default_value_t = 100_000_000)]
+        most: usize,
+    },
     /// Play a simulated day and print who got what.
     Day {
         /// The seed that decides how long each task takes.
@@ -79,6 +106,20 @@ fn main() -> ExitCode {
         Command::Run { seeds, start, disk } => run(seeds, start, disk),
         Command::Replay { seed, canary, quiet, disk } => replay_one(seed, canary.as_deref(), quiet, disk),
         Command::Canaries { seeds, blind, only } => hunt(seeds, blind, &only),
+        Command::Model { workers, tasks, crashes, rebirths, prompt, no_turnover, most } => {
+            let worlds = [Witness::Workers, Witness::Saved, Witness::Both].map(|witness| World {
+                workers: workers.into(),
+                tasks: tasks.into(),
+                crashes,
+                rebirths,
+                late: !prompt,
+                twice: !prompt,
+                turnover: !no_turnover,
+                witness,
+                bug: None,
+            });
+            explore(&worlds, most)
+        }
         Command::Day { seed } => match day::play(seed) {
             Ok(table) => {
                 print!("{table}");
@@ -202,6 +243,36 @@ fn on_all_cores<'scope, T: Sync, R: Send + 'scope>(
         });
     }
     receivers
+}
+
+/// Plays worlds in full and prints what was found of each; how far they are goes to stderr.
+fn explore(worlds: &[World], most: usize) -> ExitCode {
+    let mut all_well = true;
+    println!("{:8} {:>12} {:>14}  result", "witness", "states", "steps");
+    std::thread::scope(|scope| {
+        let play = |world: &World| world.explore_telling(most, |states| explored(world.witness, states));
+        for (world, found) in worlds.iter().zip(on_all_cores(scope, worlds, play)) {
+            let Ok(Explored { states, steps, wrong }) = found.recv() else {
+                all_well = false;
+                continue;
+            };
+            let result = wrong.as_ref().map_or("all well", |(_, what)| what);
+            println!("{:8} {states:>12} {steps:>14}  {result}", format!("{:?}", world.witness));
+            for step in wrong.iter().flat_map(|(way, _)| way) {
+                println!("  {step}");
+            }
+            all_well &= wrong.is_none();
+        }
+    });
+    if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn explored(witness: Witness, states: usize) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r{witness:?}: {states} states ");
+        // A progress line that cannot be written is no reason to stop.
+        let _ = std::io::stderr().flush();
+    }
 }
 
 fn hunt(seeds: u64, blind: bool, only: &str) -> ExitCode {

@@ -34,6 +34,8 @@ pub struct Oracle {
     stopping: BTreeMap<TaskId, Fence>,
     /// The attempt of every run that an owner has sent to a worker.
     dispatched: BTreeMap<(TaskId, Fence), u16>,
+    /// Runs of which the store knows nothing, since it was set back: how they end need not count.
+    void: BTreeSet<(TaskId, Fence)>,
     /// Requests that their callers named: how many tasks they have, which became durable, and what was told.
     named: BTreeMap<RequestKey, Named>,
     /// The highest F ever saved for a key, and A and V for a lane.
@@ -112,7 +114,7 @@ impl Oracle {
         let attempt = self.dispatched.get(&(task, fence)).copied().unwrap_or(0);
         let counted = tables.tasks.get(&task).is_none_or(|task| task.attempt > attempt);
         let replaced = || self.dispatched.range((task, fence)..).nth(1).is_some_and(|(at, _)| later(at));
-        if self.ended.contains(&task) || counted || replaced() {
+        if self.ended.contains(&task) || counted || self.void.contains(&(task, fence)) || replaced() {
             return Ok(());
         }
         Err(format!("the end of task {task}, run {fence:?}, was acknowledged but is not durable"))
@@ -147,7 +149,8 @@ impl Oracle {
     /// The store is set back to a copy, with which these notes were made. What was promised since does not count; what
     /// runs goes on.
     pub fn set_back(&mut self, then: Oracle) {
-        let Oracle { ended, told_ended, stopping, finishes, timed, lanes, epoch, .. } = then;
+        let Oracle { ended, told_ended, stopping, finishes, timed, lanes, epoch, dispatched, .. } = then;
+        self.void.extend(self.dispatched.keys().filter(|run| !dispatched.contains_key(run)));
         (self.ended, self.told_ended, self.stopping) = (ended, told_ended, stopping);
         (self.finishes, self.timed, self.lanes, self.epoch) = (finishes, timed, lanes, epoch);
     }

@@ -269,7 +269,8 @@ impl Plan {
         plan.trouble = Trouble::All;
         plan.doubtful = false;
         plan.weather = 60;
-        plan.actions = 12;
+        plan.actions = *rng.pick(&[2, 12]);
+        plan.arrivals = Arrivals::Steady;
         plan.workers = rng.range(2, 4);
         plan.run_fault = 0;
         plan.run_ms = plan.thresholds[0].lost_after_ms / *rng.pick(&[1, 4, 16]);

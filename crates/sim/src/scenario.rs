@@ -286,7 +286,7 @@ impl Stage {
         self.step(Input::Slots { worker, slots, queues });
         let mine = self.runs.iter().filter(|(id, _)| *id == worker);
         let running = mine.map(|(_, run)| run.clone()).collect();
-        self.step(Input::Report { worker, running, ended: Vec::new() });
+        self.step(Input::Report { worker, running, ended: Vec::new(), verify: false });
     }
 
     fn step(&mut self, input: Input) {

@@ -831,7 +831,7 @@ fn starts_by_time(keys: &[(&str, u64, u64)], n: usize, restart_at: Option<usize>
             driver.retake().unwrap();
             driver.tell(slots_of(1, 1, &queue)).unwrap();
             let (running, ended) = (vec![run.clone()], vec![]);
-            driver.tell(Input::Report { worker, running, ended }).unwrap();
+            driver.tell(Input::Report { worker, running, ended, verify: false }).unwrap();
             driver.tell(Input::Open).unwrap();
         }
         driver.end(worker, &run, End::Succeeded).unwrap();

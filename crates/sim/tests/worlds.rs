@@ -274,7 +274,7 @@ fn an_old_end_does_not_hide_a_long_runner_that_was_lost() {
     driver.retake().unwrap();
     // The worker that ran it is gone; another one still says how the first attempt ended.
     let ended = vec![(first.clone(), End::Failed, Ending::default())];
-    driver.tell(Input::Report { worker: WorkerId(2), running: Vec::new(), ended }).unwrap();
+    driver.tell(Input::Report { worker: WorkerId(2), running: Vec::new(), ended, verify: false }).unwrap();
     driver.tell(Input::Open).unwrap();
     slots(&mut driver, 1);
     let third = started(&mut driver).pop().unwrap();
@@ -336,7 +336,8 @@ fn an_owner_that_lost_the_shard_changes_nothing() {
     slots(&mut old, 1);
     let run = started(&mut old).pop().unwrap();
     let mut new = Driver::take(old.store.clone(), Bounds::default(), None, old.now).unwrap();
-    new.tell(Input::Report { worker: WORKER, running: vec![run.clone()], ended: Vec::new() }).unwrap();
+    new.tell(Input::Report { worker: WORKER, running: vec![run.clone()], ended: Vec::new(), verify: false })
+        .unwrap();
     new.tell(Input::Open).unwrap();
     put(&mut new, [3]);
     let before = new.store.look(SHARD, Clone::clone);
@@ -407,4 +408,10 @@ fn some_seeds_break_nothing() {
             panic!("{violation}");
         }
     }
+}
+
+/// Fences do not come again, though epochs and dispatches do.
+#[test]
+fn the_end_of_a_run_from_before_the_store_was_set_back_ends_no_other() {
+    assert_eq!(evenhand_sim::set_back::play(None), Ok(()));
 }

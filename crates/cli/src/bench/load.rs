@@ -66,7 +66,7 @@ pub(crate) fn key(number: u64) -> String {
 }
 
 /// A number that looks like none in particular (SplitMix64).
-fn mixed(number: u64) -> u64 {
+pub(crate) fn mixed(number: u64) -> u64 {
     let mut z = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -156,6 +156,17 @@ impl Crew {
         hands: &Hands,
         see: impl Fn(&[u8], &Run) + Send + Sync + 'static,
     ) -> Result<Crew, Failure> {
+        Crew::that_takes(Duration::ZERO, target, queue, hands, see)
+    }
+
+    /// The same, and every task takes so long.
+    pub(crate) fn that_takes(
+        time: Duration,
+        target: &Target,
+        queue: &str,
+        hands: &Hands,
+        see: impl Fn(&[u8], &Run) + Send + Sync + 'static,
+    ) -> Result<Crew, Failure> {
         let (drain, draining) = watch::channel(false);
         let (begun, first) = (Arc::new(AtomicU64::new(0)), Arc::new(OnceLock::new()));
         let see = Arc::new(see);
@@ -171,11 +182,21 @@ impl Crew {
                     first.get_or_init(Instant::now);
                     see(&payload, &run);
                     begun.fetch_add(1, Ordering::Relaxed);
-                    async { Ok(bytes::Bytes::from_static(&RESULT)) }
+                    async move {
+                        if !time.is_zero() {
+                            tokio::time::sleep(time).await;
+                        }
+                        Ok(bytes::Bytes::from_static(&RESULT))
+                    }
                 });
             running.spawn(worker.run());
         }
         Ok(Crew { client: target.client()?, queue: queue.into(), drain, running, begun, first })
+    }
+
+    /// Counts the tasks that have begun.
+    pub(crate) fn counter(&self) -> Arc<AtomicU64> {
+        self.begun.clone()
     }
 
     /// When the first task began.

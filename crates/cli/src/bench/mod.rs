@@ -1,15 +1,18 @@
 //! `evenhand bench`: what a server does in a second, and how soon. Against a server that runs, or one that it starts
 //! and ends. Every acceptance and every end is on disk before it counts: there is no way to turn that off.
 //!
-//! In reading order: `target` (the server), `load` (calls and workers), `enqueue`, `end_to_end`, `fairness`;
-//! `percentiles` says how long things took.
+//! In reading order: `target` (the server), `load` (calls and workers), `enqueue`, `end_to_end`, `fairness`; `crowd` (very
+//! many workers), `restart`, `turnover`; `percentiles` says how long things took.
 
+mod crowd;
 mod end_to_end;
 mod enqueue;
 mod fairness;
 mod load;
 mod percentiles;
+mod restart;
 mod target;
+mod turnover;
 
 use clap::Subcommand;
 use serde_json::{Map, Value};
@@ -25,6 +28,10 @@ pub(crate) enum Command {
     EndToEnd(end_to_end::Args),
     /// What each key gets while all compete, against what is due to it
     Fairness(fairness::Args),
+    /// How soon a server that was killed starts tasks again, with 1, 100 and 2,000 workers, and with one that is missing
+    Restart(restart::Args),
+    /// What steady workers get done beside others that crash again and again
+    Turnover(turnover::Args),
 }
 
 pub(crate) async fn run(command: Command) -> Done {
@@ -33,6 +40,8 @@ pub(crate) async fn run(command: Command) -> Done {
             Command::Enqueue(args) => enqueue::run(args).await,
             Command::EndToEnd(args) => end_to_end::run(args).await,
             Command::Fairness(args) => fairness::run(args).await,
+            Command::Restart(args) => restart::run(args).await,
+            Command::Turnover(args) => turnover::run(args).await,
         }
     };
     // Whichever way it ends, the server that was started for it is dropped with it, and that ends it.

@@ -27,9 +27,22 @@ pub(crate) struct Place {
     /// Measure this server, which runs already; its new queues stay. If none is named, one is started and ended again
     #[arg(long, value_name = "URL", conflicts_with = "dir")]
     server: Option<String>,
+    #[command(flatten)]
+    room: Room,
+}
+
+/// Where a server is started.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct Room {
     /// Where the started server has its data, on a real disk; what is made there is removed again
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
+}
+
+impl From<Room> for Place {
+    fn from(room: Room) -> Place {
+        Place { server: None, room }
+    }
 }
 
 /// A server to measure.
@@ -37,14 +50,21 @@ pub(crate) struct Place {
 pub(crate) struct Target {
     url: String,
     name: String,
+    /// What the server is told beside where its data is.
+    args: Vec<String>,
     // In the order in which they end.
-    _started: Option<Started>,
+    started: Option<Started>,
     scratch: TempDir,
 }
 
 impl Target {
     pub(crate) async fn begin(place: &Place) -> Result<Target, Failure> {
-        let scratch = scratch(&place.dir)?;
+        Target::begin_with(place, Vec::new()).await
+    }
+
+    /// The same, and a server that is started is told this.
+    pub(crate) async fn begin_with(place: &Place, args: Vec<String>) -> Result<Target, Failure> {
+        let scratch = scratch(&place.room.dir)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let name = format!("bench-{:x}-{:x}", now.as_millis() as u64, std::process::id());
         let (url, started) = match &place.server {
@@ -54,12 +74,27 @@ impl Target {
                 (url.trim_end_matches('/').to_string(), None)
             }
             None => {
-                let data = scratch.path().join("data");
-                let (url, started) = Started::begin(&data).await?;
+                let (url, started) = Started::begin(&data(&scratch), "127.0.0.1:0", &args).await?;
                 (url, Some(started))
             }
         };
-        Ok(Target { url, name, _started: started, scratch })
+        Ok(Target { url, name, args, started, scratch })
+    }
+
+    /// Kills the server that was started: no last words.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut started) = self.started.take() {
+            let _ = started.child.kill();
+            let _ = started.child.wait();
+        }
+    }
+
+    /// Starts it again, on its data and its port, and returns when it listens.
+    pub(crate) async fn start_again(&mut self) -> Result<(), Failure> {
+        let listen = self.url.trim_start_matches("http://").to_string();
+        let (_, started) = Started::begin(&data(&self.scratch), &listen, &self.args).await?;
+        self.started = Some(started);
+        Ok(())
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -80,6 +115,10 @@ impl Target {
     pub(crate) fn seats(&self) -> PathBuf {
         self.scratch.path().join("seats")
     }
+}
+
+fn data(scratch: &TempDir) -> PathBuf {
+    scratch.path().join("data")
 }
 
 fn scratch(under: &Path) -> Result<TempDir, Failure> {
@@ -104,9 +143,9 @@ struct Started {
 
 impl Started {
     /// Starts it, and returns when it listens.
-    async fn begin(data: &Path) -> Result<(String, Started), Failure> {
+    async fn begin(data: &Path, listen: &str, args: &[String]) -> Result<(String, Started), Failure> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg("serve").arg("--data").arg(data).args(["--listen", "127.0.0.1:0", "--log", "warn"]);
+        command.arg("serve").arg("--data").arg(data).args(["--listen", listen, "--log", "warn"]).args(args);
         command.arg("--witness").arg(data.with_extension("witness"));
         // What this process was told of servers is not for that one.
         for name in ["EVENHAND_DATA", "EVENHAND_WITNESS", "EVENHAND_LISTEN", "EVENHAND_LOG"] {

@@ -55,7 +55,7 @@ fn load(api: &Api, mut dice: Dice, payload: impl Fn(&mut Dice) -> String, stop: 
 }
 
 /// Mostly short; some leave processes behind, some want to be tried twice.
-fn any_payload(dice: &mut Dice) -> String {
+pub(crate) fn any_payload(dice: &mut Dice) -> String {
     let mut payload = format!("sleep {}", dice.below(200));
     if dice.one_in(6) {
         payload += if dice.one_in(2) { " child" } else { " daemon" };
@@ -67,7 +67,7 @@ fn any_payload(dice: &mut Dice) -> String {
 }
 
 /// Plays faults under load, then waits for the end of everything and checks it.
-fn under_load(
+pub(crate) fn under_load(
     server: &mut Server,
     dice: &mut Dice,
     payload: impl Fn(&mut Dice) -> String + Send + Sync + Copy,

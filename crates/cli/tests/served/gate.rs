@@ -144,10 +144,10 @@ fn an_operator_opens_the_gate_without_a_worker_that_is_missing() {
     assert!(said.out.contains("waiting for 1 of 2 workers: one, at most "), "{said:?}");
     let mut watch = block_on(api.client.watch(&fresh)).unwrap();
     let mut next_hold = || {
-        let event = block_on(watch.next()).unwrap().unwrap().event;
-        let Some(wire::task_event::Event::Task(task)) = event else { panic!("{event:?}") };
-        assert_eq!(task.state(), TaskState::Queued);
-        task.hold
+        let event = block_on(watch.next()).unwrap().unwrap().event.unwrap();
+        let wire::task_event::Event::Task(task) = &event else { panic!("{event:?}") };
+        assert_eq!(task.state(), TaskState::Queued, "{task:?}");
+        task.hold.clone()
     };
     let hold = next_hold();
     assert!(hold.starts_with("the start gate is shut: waiting for 1 of 2 workers: one, at most "), "{hold}");

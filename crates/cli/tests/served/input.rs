@@ -273,7 +273,7 @@ fn some_run(task: u64, epoch: u64) -> v1::Run {
 
 #[test]
 fn a_worker_that_says_hello_wrongly_is_told_what_is_wrong() {
-    let server = Server::start(LONG);
+    let server = Server::start(SHORT);
     let api = server.api();
     eventually("the shard is taken", || api.shard().open);
     type Spoil = fn(&mut v1::Hello);
@@ -352,6 +352,7 @@ fn a_worker_that_says_hello_wrongly_is_told_what_is_wrong() {
     assert!(refused.message().contains("seat"), "{refused}");
     let dead = v1::DeadRequest { protocol: 1, seat: "nobody".into(), ..Default::default() };
     block_on(async { sessions(&server).dead(dead).await }).unwrap();
+    // Those who were let in and then ended have to be given up: until then a new worker gets no work.
     let _worker = server.worker("one", 1);
     let id = api.submit("sleep 1");
     all_is_well(&server, &[id]);
@@ -421,4 +422,51 @@ fn a_worker_that_reports_nonsense_harms_nobody_elses_tasks() {
     }
     all_is_well(&server, &[ended, running, fresh]);
     eventually("the strangers are given up", || api.workers().len() == 1);
+}
+
+/// Its run ended and that is on disk, and yet it says to the next server that it goes on. As one might whose lease was too
+/// long: it must not do more harm than that.
+#[test]
+fn a_worker_that_goes_on_with_an_ended_task_does_not_spoil_the_store() {
+    let mut server = Server::start(LONG);
+    let api = server.api();
+    eventually("the shard is taken", || api.shard().open);
+    let accepted = api.submit_all("q", vec!["sleep 1"; 5]);
+    let queues = vec![v1::ServedQueue { queue: "q".into(), weight_thousandths: 1000 }];
+    let hello =
+        |session, running| v1::Hello { session, running, slots: 2, queues: queues.clone(), ..good_hello() };
+    let beat = |session: &mut Session, worker_set| {
+        let heartbeat = Some(v1::Heartbeat { number: 1, worker_set, ..Default::default() });
+        session.say(v1::up::Message::News(v1::News { heartbeat, ..Default::default() }));
+    };
+    let ends = |session: &mut Session, run: &v1::Run| {
+        let (id, end) = (run.id.unwrap(), v1::EndKind::Succeeded.into());
+        let ended = vec![v1::RunEnded { run: Some(id), attempt: 1, end, ..Default::default() }];
+        session.say(v1::up::Message::News(v1::News { ended, ..Default::default() }));
+        while !session.hear().unwrap().acknowledged.contains(&id) {}
+    };
+    let mut session = Session::hello(&server, hello(1, vec![]));
+    let set = session.welcome().welcome.unwrap().worker_set;
+    beat(&mut session, set);
+    let mut runs: Vec<v1::Run> = Vec::new();
+    while runs.len() < 2 {
+        runs.extend(session.hear().unwrap().start.into_iter().filter_map(|start| start.run));
+    }
+    ends(&mut session, &runs[1]);
+    server.kill();
+    server.restart();
+    let mut session = Session::hello(&server, hello(2, runs[..2].to_vec()));
+    session.welcome();
+    beat(&mut session, None);
+    ends(&mut session, &runs[1]);
+    server.kill();
+    server.restart();
+    eventually("it serves again", || api.client_shard().is_some());
+    let queue = api.queue("q");
+    assert_eq!(
+        (queue.succeeded, queue.accepted as usize),
+        (1, accepted.len()),
+        "{queue:?}\n{}",
+        server.log()
+    );
 }

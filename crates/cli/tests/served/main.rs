@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod benches;
 mod chaos;
 mod checker;
 mod contract;
@@ -14,10 +15,13 @@ mod docs;
 mod gate;
 mod input;
 mod life;
+mod network;
 mod operators;
 mod outages;
+mod partitions;
 mod rest;
 mod seats;
 mod space;
 mod strangers;
 mod support;
+mod turnover;

@@ -263,13 +263,12 @@ fn a_worker_that_falls_silent_is_given_up_and_its_tasks_run_elsewhere() {
         queues: vec![v1::ServedQueue { queue: "q".into(), weight_thousandths: 1000 }],
         ..v1::Hello::default()
     };
-    let beat =
-        v1::News { heartbeat: Some(v1::Heartbeat { number: 1, ..Default::default() }), ..Default::default() };
     let say = |message| block_on(up.send(v1::Up { message: Some(message) })).unwrap();
     say(v1::up::Message::Hello(hello));
-    let welcome = block_on(silent.message()).unwrap().unwrap();
-    assert!(welcome.welcome.is_some(), "{welcome:?}");
-    say(v1::up::Message::News(beat));
+    let welcome = block_on(silent.message()).unwrap().unwrap().welcome.unwrap();
+    // It gets tasks once it has shown that it knows who the workers are.
+    let heartbeat = v1::Heartbeat { number: 1, worker_set: welcome.worker_set, ..Default::default() };
+    say(v1::up::Message::News(v1::News { heartbeat: Some(heartbeat), ..Default::default() }));
     // Much more than its window takes.
     let payload = format!("sleep 1 {}", " ".repeat(50_000));
     let accepted = api.submit_all("q", vec![payload.as_str(); 60]);

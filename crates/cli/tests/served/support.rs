@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -61,10 +61,14 @@ pub(crate) struct Dice(u64);
 impl Dice {
     /// From the environment's seed, or the time. The test prints it if it fails.
     pub(crate) fn new() -> Dice {
-        let now =
-            || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed =
-            std::env::var("EVENHAND_CHAOS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        Dice::fixed(now.as_nanos() as u64)
+    }
+
+    /// From the environment's seed, or this one.
+    pub(crate) fn fixed(usually: u64) -> Dice {
+        let seed = std::env::var("EVENHAND_CHAOS_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or(usually);
         // Shown when the test fails; passing tests' output is swallowed.
         println!("EVENHAND_CHAOS_SEED={seed}");
         Dice(seed)
@@ -156,12 +160,23 @@ impl Server {
         Server::on(dir, data, times, more)
     }
 
+    /// One that listens elsewhere than on the loopback.
+    pub(crate) fn listening(ip: IpAddr, times: Times, more: &[&str]) -> Server {
+        let dir = TempDir::new().unwrap();
+        let data = dir.path().join("data");
+        Server::begin(ip, dir, data, times, more)
+    }
+
     pub(crate) fn on(dir: TempDir, data: PathBuf, times: Times, more: &[&str]) -> Server {
+        Server::begin(Ipv4Addr::LOCALHOST.into(), dir, data, times, more)
+    }
+
+    fn begin(ip: IpAddr, dir: TempDir, data: PathBuf, times: Times, more: &[&str]) -> Server {
         fs::create_dir(dir.path().join("locks")).unwrap();
         let told = ["--heartbeat", "100ms", "--unhealthy-after", "400ms"];
         let times = ["--lost-after", times.lost_after, "--absence", times.absence];
         let args = told.iter().chain(&times).chain(more).map(|arg| arg.to_string()).collect();
-        let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let addr = SocketAddr::new(ip, free_port());
         let mut server = Server { dir, data, addr, args, child: None };
         server.restart();
         server
@@ -301,8 +316,20 @@ impl Server {
         args: &[&str],
         command: &[S],
     ) -> WorkerProcess {
+        self.worker_by(Command::new(env!("CARGO_BIN_EXE_evenhand")), machine, seat, args, command)
+    }
+
+    /// The same, begun by this command: `evenhand` itself, or what becomes it.
+    pub(crate) fn worker_by<S: AsRef<OsStr>>(
+        &self,
+        mut evenhand: Command,
+        machine: &str,
+        seat: &str,
+        args: &[&str],
+        command: &[S],
+    ) -> WorkerProcess {
         let path = self.path(&format!("{machine}-{seat}.log"));
-        let child = Command::new(env!("CARGO_BIN_EXE_evenhand"))
+        let child = evenhand
             .arg("worker")
             .args(args)
             .args(["--server", &self.url(), "--seat", seat, "--grace", "2s", "--seat-dir"])
@@ -569,6 +596,11 @@ impl Api {
 
     pub(crate) fn workers(&self) -> Vec<wire::Worker> {
         block_on(self.client.workers()).unwrap()
+    }
+
+    /// The same of a server that may not be able to answer.
+    pub(crate) fn client_workers(&self) -> Option<Vec<wire::Worker>> {
+        block_on(self.client.workers()).ok()
     }
 
     /// Waits until a seat's worker gets work.

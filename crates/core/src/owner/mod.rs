@@ -224,7 +224,9 @@ impl Owner {
             owner.shard.count_on(worker, seat);
             if stopped {
                 let running = record.running;
-                owner.feed(shard_messages::Input::Report { worker, running, ended: Vec::new() }, effects);
+                let report =
+                    shard_messages::Input::Report { worker, running, ended: Vec::new(), verify: false };
+                owner.feed(report, effects);
             }
         }
         if stopped && !canary.is(Bug::MarkKept) {
@@ -397,6 +399,7 @@ impl Owner {
         if let Some(shown) = self.shown(&hello) {
             // Whatever this owner believes is not all there is.
             if !std::mem::replace(&mut self.doubted, true) {
+                self.feed(shard_messages::Input::Halt, effects);
                 effects.push(Effect::Doubt { shown });
             }
         }
@@ -524,7 +527,7 @@ impl Owner {
         let endings = endings.into_iter().chain(std::iter::repeat_with(Ending::default));
         let ended = ended.into_iter().zip(endings).map(|((run, end), ending)| (run, end, ending)).collect();
         let from = effects.len();
-        self.feed(shard_messages::Input::Report { worker, running, ended }, effects);
+        self.feed(shard_messages::Input::Report { worker, running, ended, verify: true }, effects);
         // It hears nothing before its welcome, so what it is to stop is kept until then.
         let stop: Vec<(TaskId, Fence)> =
             effects[from..].iter().filter_map(|effect| stop_of(effect, worker)).collect();
@@ -808,7 +811,7 @@ impl Owner {
     /// Opens the gate if nobody is left who could run something unknown. The saved members are witnesses, if the
     /// store is known to be its newest copy; if it is not, the workers themselves are, or time.
     fn look_at_gate(&mut self, effects: &mut Vec<Effect>) {
-        if self.gate != Gate::Shut || self.doubt.is_some() && !self.shard.is_verified() {
+        if self.gate != Gate::Shut || !self.shard.is_verified() {
             return;
         }
         let saved = !self.members.values().any(Member::is_absent) || self.canary.is(Bug::GateIgnoresAbsent);

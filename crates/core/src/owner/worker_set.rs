@@ -18,7 +18,7 @@
 //! v. That contradicts. Chains may lead through workers that are lost. A worker that joined after r has never known a
 //! set without r, unless r was lost. And one that has no id, or another owner's, agrees with nobody.
 
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use crate::canary::{Bug, Canary};
 use crate::names::{Incarnation, Life, Seat, WorkerId, WorkerSetId};
@@ -38,6 +38,32 @@ struct Entry {
     /// The highest version that it requires, itself or through others.
     indirect: Option<u64>,
     digest: u64,
+}
+
+/// How a worker stands in a set, with versions numbered by [`WorkerSet::standings`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Standing {
+    /// Who it is.
+    pub worker: WorkerId,
+    /// The version that it joined with.
+    pub joined: u64,
+    /// The version without it.
+    pub lost: Option<u64>,
+    /// It has shown that it knows a set with itself in it.
+    pub knows: bool,
+    /// The highest version that it requires, itself or through others.
+    pub indirect: Option<u64>,
+}
+
+/// What decides whom a set permits, now and later.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Standings {
+    /// Those who live, and the lost that somebody may require.
+    pub workers: Vec<Standing>,
+    /// The versions that were asked about, as they are numbered here.
+    pub named: Vec<u64>,
+    /// The highest version that all who live require.
+    pub required: Option<u64>,
 }
 
 /// The set of an owner, and its history as far as it matters.
@@ -196,6 +222,59 @@ impl WorkerSet {
         let Some(joined) = self.entries.get(&worker).map(|entry| entry.joined) else { return self.live };
         let live = self.entries.values().filter(|entry| entry.lost.is_none());
         live.filter(|entry| entry.indirect.is_none_or(|version| version < joined)).count()
+    }
+
+    /// What decides the future of a set, without what does not: two sets that are the same in this permit the same, now
+    /// and whatever comes, after [`WorkerSet::propagate`] and as long as few are lost. `named` are the versions that
+    /// workers may still come to show. For those who compare sets, such as a model of them.
+    ///
+    /// Versions are only ever compared: those that can be named or are required, with joins and losses. So they are
+    /// numbered anew in their order; versions with no join or loss between them are one, and so are joins and losses
+    /// with no version between them. A lost worker that is in none of these versions is left out: later ones are without it.
+    pub fn standings(&self, named: &[u64]) -> Standings {
+        let live = self.entries.values().filter(|entry| entry.lost.is_none());
+        let mut versions: BTreeSet<u64> = live.filter_map(|entry| entry.indirect).collect();
+        versions.extend(named.iter().chain([&self.version]));
+        let mut kept: BTreeMap<WorkerId, Entry> = BTreeMap::new();
+        loop {
+            let before = kept.len();
+            for (worker, entry) in &self.entries {
+                let end = entry.lost.unwrap_or(u64::MAX).max(entry.joined);
+                if entry.lost.is_none() || versions.range(entry.joined..end).next().is_some() {
+                    kept.insert(*worker, *entry);
+                    versions.extend(entry.indirect);
+                }
+            }
+            if kept.len() == before {
+                break;
+            }
+        }
+        let events: BTreeSet<u64> =
+            kept.values().flat_map(|entry| [Some(entry.joined), entry.lost]).flatten().collect();
+        let mut number = 0;
+        let mut after_version = true;
+        let mut numbers: BTreeMap<u64, u64> = BTreeMap::new();
+        for at in events.union(&versions) {
+            if events.contains(at) && after_version {
+                number += 1;
+                after_version = false;
+            }
+            after_version |= versions.contains(at);
+            numbers.insert(*at, number);
+        }
+        let number = |version: u64| numbers.get(&version).copied().unwrap_or_default();
+        let standing = |(worker, entry): (&WorkerId, &Entry)| Standing {
+            worker: *worker,
+            joined: number(entry.joined),
+            lost: entry.lost.map(number),
+            knows: entry.known.is_some_and(|known| known >= entry.joined),
+            indirect: entry.indirect.map(number),
+        };
+        Standings {
+            workers: kept.iter().map(standing).collect(),
+            named: named.iter().map(|version| number(*version)).collect(),
+            required: self.required.map(number),
+        }
     }
 
     /// Forgets lost workers that nobody requires any more, and the first lost if there are too many.

@@ -220,3 +220,73 @@ proptest! {
         }
     }
 }
+
+/// A set, the versions that workers were told last, and who may still join.
+#[derive(Clone, Debug)]
+struct Told {
+    set: WorkerSet,
+    told: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+impl Told {
+    /// What [`WorkerSet::standings`] says of it, with whom the named versions are of.
+    fn form(&self) -> String {
+        let named: Vec<u64> = self.told.values().copied().collect();
+        format!("{:?} {:?} {}", self.set.standings(&named), self.told.keys(), self.next)
+    }
+
+    /// All that can happen to a set, in an order that depends on its form alone.
+    fn after(&self) -> Vec<Told> {
+        let live: Vec<u64> = (1..self.next).filter(|worker| self.set.contains(WorkerId(*worker))).collect();
+        let mut all = Vec::new();
+        let mut add = |change: &dyn Fn(&mut Told)| {
+            let mut after = self.clone();
+            change(&mut after);
+            after.set.propagate(|_| false);
+            all.push(after);
+        };
+        if self.next <= 4 {
+            add(&|s| {
+                s.set.join(WorkerId(s.next), &seat(s.next), life(1));
+                s.next += 1;
+            });
+        }
+        add(&|s| s.set.all_know());
+        for worker in live {
+            add(&|s| {
+                s.set.lose(WorkerId(worker));
+                s.told.remove(&worker);
+            });
+            add(&|s| {
+                s.told.insert(worker, s.set.id().version);
+            });
+            if let Some(version) = self.told.get(&worker) {
+                let id = WorkerSetId { version: *version, ..self.set.id() };
+                add(&|s| s.set.heard(WorkerId(worker), Some(id)));
+            }
+        }
+        all
+    }
+}
+
+#[test]
+fn sets_with_the_same_standings_permit_the_same_now_and_later() {
+    let first = Told { set: set(), told: BTreeMap::new(), next: 1 };
+    let mut seen = BTreeSet::from([format!("{first:?}")]);
+    let mut todo = std::collections::VecDeque::from([first]);
+    let mut alike: BTreeMap<String, String> = BTreeMap::new();
+    while let Some(told) = todo.pop_front() {
+        let after = told.after();
+        let permits = |worker| (told.set.permits(WorkerId(worker)), told.set.unaware(WorkerId(worker)));
+        let live = (1..told.next).filter(|worker| told.set.contains(WorkerId(*worker)));
+        let forms: Vec<String> = after.iter().map(Told::form).collect();
+        let what = format!("{:?} {forms:?}", live.map(permits).collect::<Vec<_>>());
+        let other = alike.entry(told.form()).or_insert_with(|| what.clone());
+        assert_eq!(*other, what, "{:?}", told.set);
+        todo.extend(
+            after.into_iter().filter(|after| seen.len() < 30_000 && seen.insert(format!("{after:?}"))),
+        );
+    }
+    assert!(alike.len() < seen.len(), "{} of {} differ", alike.len(), seen.len());
+}

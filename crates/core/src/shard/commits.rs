@@ -178,8 +178,14 @@ impl Shard {
             self.dirty_lanes.insert(ix);
             self.flush = true;
         }
-        if lane.more_to_forget && !lane.forget_armed {
-            lane.forget_armed = true;
+        if lane.more_to_forget {
+            self.forget_soon(ix);
+        }
+    }
+
+    /// Does it a little later: more may happen by then.
+    pub(super) fn forget_soon(&mut self, ix: LaneIx) {
+        if !std::mem::replace(&mut self.lanes[ix.0].forget_armed, true) {
             self.arm(self.now.plus(bounds::FORGET_AFTER_MS), Alarm::Forget(ix));
         }
     }

@@ -28,6 +28,7 @@ impl Shard {
         worker: WorkerId,
         running: Vec<Run>,
         ended: Vec<(Run, End, Ending)>,
+        verify: bool,
         effects: &mut Vec<Effect>,
     ) {
         self.reported.forget(worker);
@@ -37,7 +38,7 @@ impl Shard {
             if self.runs.get(&task).is_some_and(known) {
                 continue;
             }
-            if self.reported.doubtful && !self.open {
+            if verify && !self.open {
                 self.verify(worker, run, effects);
             } else if self.open || !self.adopt(worker, run, effects) {
                 effects.push(Effect::Stop { worker, task, fence });

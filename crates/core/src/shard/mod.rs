@@ -245,13 +245,17 @@ impl Shard {
         canary: Canary,
     ) -> Result<Shard, String> {
         metadata.check()?;
-        let next_seq = metadata.next_seq.max(1);
+        let mut next_seq = metadata.next_seq.max(1);
+        if metadata.doubt == Some(u64::MAX) {
+            // Tasks may have been accepted of which an old copy knows nothing: their numbers do not come again.
+            next_seq = next_seq.saturating_add(crate::bounds::SEQS_SKIPPED);
+        }
         let timers = Timers::restore(&metadata.timers, &bounds, canary);
         let mut shard = Shard {
             bounds,
             epoch,
             nonce: 0,
-            reported: Reported::new(metadata.doubt.is_some()),
+            reported: Reported::default(),
             canary,
             seed,
             now: Millis(0),
@@ -398,7 +402,9 @@ impl Shard {
                 self.watched.insert(task, (now, self.now));
             }
             Input::Slots { worker, slots, queues } => self.on_slots(worker, slots, queues, effects),
-            Input::Report { worker, running, ended } => self.on_report(worker, running, ended, effects),
+            Input::Report { worker, running, ended, verify } => {
+                self.on_report(worker, running, ended, verify, effects);
+            }
             Input::Room { enough } => self.room = enough,
             Input::Open => self.on_open(effects),
             Input::Refused { worker, task, fence } => self.on_refused(worker, task, fence, effects),
@@ -414,10 +420,7 @@ impl Shard {
                 self.batch.changes.push(Change::Stopped { stopped });
                 self.after_commit(Effect::Marked { stopped }, effects);
             }
-            Input::Doubt { left_ms } => {
-                self.reported.doubtful = left_ms.is_some();
-                self.batch.changes.push(Change::Doubt { left_ms });
-            }
+            Input::Doubt { left_ms } => self.batch.changes.push(Change::Doubt { left_ms }),
             Input::Identify { store } => self.batch.changes.push(Change::Store { id: store }),
             Input::Committed { commit } => self.on_committed(commit, effects),
             Input::Loaded { load, rows, end } => self.on_loaded(load, rows, end, effects),
@@ -442,7 +445,7 @@ impl Shard {
     /// Of an owner that has this nonce beside its epoch.
     #[must_use]
     pub fn with_nonce(mut self, nonce: u64) -> Shard {
-        self.nonce = nonce;
+        self.nonce = if self.canary.is(Bug::FenceRepeats) { 0 } else { nonce };
         self
     }
 

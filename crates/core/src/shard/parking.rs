@@ -115,12 +115,16 @@ impl Shard {
                 places.to_come =
                     if paused { places.to_come.saturating_sub(rows) } else { places.to_come + rows };
             }
+            let none_to_come = places.to_come == 0;
             if let Some(key) = places.keys().find(&key) {
                 places.set_paused(key, paused);
                 self.dirty_lanes.insert(ix);
             }
             if !paused && rows > 0 {
                 self.returning.insert(at);
+            }
+            if none_to_come {
+                self.forget_soon(ix); // keys may have been remembered only because of them
             }
         }
         self.batch.changes.push(Change::Paused { queue: id, key, paused });
@@ -225,6 +229,7 @@ impl Shard {
             places.to_come = places.to_come.saturating_sub(1);
             if places.to_come == 0 {
                 self.wake(lane.queue); // less urgent ones may have waited for it
+                self.forget_soon(ix);
             }
         }
     }

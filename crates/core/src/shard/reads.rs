@@ -26,7 +26,7 @@ pub(super) enum Waiter {
     Cancel(Option<RequestId>),
     Replay(RequestId),
     LateEnd(HeldEnd),
-    /// A run that was reported in doubt.
+    /// A run that was reported while the gate was shut.
     Reported(Fence),
     /// A timer of this level.
     Expire(Level),

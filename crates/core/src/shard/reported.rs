@@ -1,8 +1,9 @@
-//! What workers report while the store may be an old copy of itself.
+//! What workers report while the gate is shut.
 //!
-//! A run says where its task's row is. An old copy may have that task elsewhere, or not at all: then the run counts for
-//! nothing, but its task must not be started before it is gone. So the store is asked of each reported run; those that
-//! it knows are adopted, the others are condemned, and the gate stays shut until they have ended.
+//! A run says where its task's row is. The store may have that task elsewhere, or not at all: it is an old copy of itself, or
+//! the worker is not right. Then the run counts for nothing, but its task must not be started before it is gone. So
+//! the store is asked of each reported run; those that it knows are adopted, the others are condemned, and the gate
+//! stays shut until they have ended.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,9 @@ use crate::change::{Place, Task};
 use crate::messages::{Effect, Run};
 use crate::names::{Fence, TaskId, WorkerId};
 
-/// Runs that were reported in doubt.
-#[derive(Clone, Debug)]
+/// Runs that were reported and are not adopted.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Reported {
-    /// The store may be an old copy.
-    pub(super) doubtful: bool,
     /// The store is being asked of these.
     unverified: BTreeMap<(TaskId, Fence), (WorkerId, Run)>,
     /// These are to be ended.
@@ -24,10 +23,6 @@ pub(super) struct Reported {
 }
 
 impl Reported {
-    pub(super) fn new(doubtful: bool) -> Reported {
-        Reported { doubtful, unverified: BTreeMap::new(), condemned: BTreeMap::new() }
-    }
-
     pub(super) fn len(&self) -> usize {
         self.unverified.len() + self.condemned.len()
     }

@@ -34,7 +34,7 @@ const OUTGOING: usize = 2;
 const HAPPENINGS: usize = 1_024;
 /// The first wait before another try to connect, and the longest.
 const PAUSE: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a try may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How long a guardian or a drained worker tries to say that it is over.

@@ -57,6 +57,11 @@ impl Clock {
         Clock { offset: self.offset + behind, ..self }
     }
 
+    /// The same clock, set back.
+    pub(super) fn set_back(self, by: Micros) -> Clock {
+        Clock { offset: self.offset.saturating_sub(by), ..self }
+    }
+
     /// What it shows.
     pub(super) fn read(self, now: Micros) -> Millis {
         let counted = u128::from(now) * u128::from(self.rate) / u128::from(RIGHT);

@@ -392,5 +392,7 @@ pub const FLAWS: &[(Flaw, &str)] = &[
 ];
 
 /// The mistakes of those around core and store that count as canaries.
-pub const MISTAKES: &[(Mistake, &str)] =
-    &[(Mistake::LockNotHeld, "lock taken as proof of death while runs are alive")];
+pub const MISTAKES: &[(Mistake, &str)] = &[
+    (Mistake::LockNotHeld, "lock taken as proof of death while runs are alive"),
+    (Mistake::WallClock, "wall clock used for health"),
+];

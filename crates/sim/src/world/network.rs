@@ -130,6 +130,7 @@ impl World {
             lingers,
         });
         self.processes[process].link = Some(link);
+        self.murphy_at_dial(link);
         self.step_worker(process, worker::Input::Connected)
     }
 

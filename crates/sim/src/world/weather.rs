@@ -8,6 +8,7 @@ use super::clock::{Micros, ms};
 use super::network::{Link, Way};
 use super::workers::{Fact, Process};
 use super::{Event, World};
+use crate::{Canary, Mistake};
 
 const BOTH: &[Way] = &[Way::Up, Way::Down];
 
@@ -58,6 +59,12 @@ impl World {
         }
         if self.rng.chance(self.plan.rates.pause) {
             self.pause();
+        }
+        if self.options.canary == Some(Canary::World(Mistake::WallClock))
+            && let Some(process) = self.some_process()
+        {
+            let back = self.rng.below(ms(2 * self.lost_ms()));
+            self.set_clock_back(process, back);
         }
         Ok(())
     }
@@ -157,6 +164,14 @@ impl World {
         self.weather_left > 0
             && self.current == Some(owner)
             && self.rng.chance(likely * self.plan.rates.murphy)
+    }
+
+    /// Just when a worker connects, its connection stalls: its next hello may be heard before this one.
+    pub(super) fn murphy_at_dial(&mut self, link: usize) {
+        if self.weather_left > 0 && self.rng.chance(2 * self.plan.rates.broken) {
+            let until = self.now + ms(self.unhealthy_ms()) + self.rng.below(ms(self.lost_ms()));
+            self.stall(link, &[Way::Up], until);
+        }
     }
 
     /// Just when a worker has been heard, it is cut off: it goes on by what the owner before granted it.

@@ -334,6 +334,13 @@ impl World {
         }
     }
 
+    /// Somebody sets the clock on the wall back.
+    pub(super) fn set_clock_back(&mut self, process: usize, by: Micros) {
+        let state = &mut self.processes[process];
+        state.clock = state.clock.set_back(by);
+        state.deadline = state.deadline.map(|deadline| deadline + by);
+    }
+
     fn set_alarm(&mut self, process: usize) {
         let state = &mut self.processes[process];
         if let Some(deadline) = state.deadline
