@@ -146,7 +146,7 @@ impl Home {
         up.send(v1::Up { message: Some(v1::up::Message::Hello(hello)) }).await.unwrap();
         let mut down = client.session(ReceiverStream::new(ups)).await.unwrap().into_inner();
         tokio::spawn(async move {
-            let (mut number, mut answered) = (0, 0);
+            let (mut number, mut answered, mut worker_set) = (0, 0, None);
             let mut beats = tokio::time::interval(Duration::from_millis(200));
             let mut runs: Vec<v1::Run> = Vec::new();
             loop {
@@ -154,11 +154,15 @@ impl Home {
                 tokio::select! {
                     _ = beats.tick() => {
                         number += 1;
-                        news.heartbeat = Some(v1::Heartbeat { number, answered, ..v1::Heartbeat::default() });
+                        news.heartbeat = Some(v1::Heartbeat { number, answered, worker_set });
                     }
                     said = down.message() => {
                         let Ok(Some(said)) = said else { return };
                         answered = said.answer.map_or(answered, |answer| answer.number);
+                        // What it knows of the others, it shows.
+                        let told = said.welcome.and_then(|welcome| welcome.worker_set);
+                        let told = said.answer.and_then(|answer| answer.worker_set).or(told);
+                        worker_set = told.or(worker_set);
                         for start in said.start {
                             let run = start.run.clone().unwrap();
                             match script(&start) {
