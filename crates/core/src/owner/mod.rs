@@ -244,7 +244,7 @@ impl Owner {
     /// Learns one fact and says what must be done about it.
     pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
         self.now = self.now.max(now);
-        let was_verified = self.shard.is_verified();
+        let was_settled = self.is_settled();
         match input {
             Input::Shard(input) => self.feed(input, effects),
             Input::Hello { session, hello, endings } => self.on_hello(session, hello, endings, effects),
@@ -277,7 +277,7 @@ impl Owner {
             Input::Stop => self.on_stop(effects),
             Input::Tick => self.on_tick(effects),
         }
-        if !was_verified && self.shard.is_verified() {
+        if !was_settled && self.is_settled() {
             self.look_at_gate(effects);
         }
         self.settle(effects);
@@ -474,8 +474,9 @@ impl Owner {
     fn shown(&self, hello: &Hello) -> Option<Epoch> {
         let own = Incarnation { epoch: self.shard.epoch(), nonce: self.nonce };
         let unknown = obeyed(hello).filter(|obeyed| obeyed.epoch >= own.epoch && *obeyed != own);
-        let other_store = hello.store.is_some_and(|store| store != self.store);
-        let shown = unknown.map(|obeyed| obeyed.epoch).max().filter(|_| !other_store && !self.stopping)?;
+        // Whoever has obeyed one knows the store's id; anybody else may say what they like.
+        let credible = hello.store == Some(self.store) && !self.stopping;
+        let shown = unknown.map(|obeyed| obeyed.epoch).max().filter(|_| credible)?;
         (shown.0 - own.epoch.0 <= EPOCHS_AHEAD).then_some(shown)
     }
 
@@ -808,10 +809,17 @@ impl Owner {
         }
     }
 
+    /// Nothing that was reported is in the way of the gate.
+    fn is_settled(&self) -> bool {
+        self.gate != Gate::Shut || self.shard.is_verified() && !self.shard.has_condemned()
+    }
+
     /// Opens the gate if nobody is left who could run something unknown. The saved members are witnesses, if the
     /// store is known to be its newest copy; if it is not, the workers themselves are, or time.
     fn look_at_gate(&mut self, effects: &mut Vec<Effect>) {
-        if self.gate != Gate::Shut || !self.shard.is_verified() {
+        // In doubt, a run that the store does not know is real, and is being ended; but nobody is believed for ever.
+        let doubted = self.doubt.is_some_and(|until| self.now < until);
+        if self.gate != Gate::Shut || !self.shard.is_verified() || doubted && self.shard.has_condemned() {
             return;
         }
         let saved = !self.members.values().any(Member::is_absent) || self.canary.is(Bug::GateIgnoresAbsent);

@@ -338,10 +338,11 @@ impl Session {
             {
                 self.hello.set = set.or(self.hello.set);
             }
-            if let Effect::Welcome { session, nonce, .. } = effect
+            if let Effect::Welcome { session, nonce, store, .. } = effect
                 && *session == self.id
             {
                 self.hello.obeyed = Incarnation { epoch, nonce: *nonce };
+                self.hello.store = Some(*store);
             }
         }
     }
@@ -752,6 +753,10 @@ fn a_worker_of_an_owner_that_the_store_does_not_know_shuts_the_gate_again() {
             "{shows}"
         );
         assert_eq!(doubted(&w2.hello(&mut server)), None, "once is enough");
+        let mut stranger = w2.clone();
+        stranger.hello.store = None;
+        let effects = stranger.hello(&mut copy.clone().restore_unnoticed(0));
+        assert_eq!(doubted(&effects), None, "who does not know the store is not believed");
         let mut server = server.take_again(Epoch(2));
         assert_eq!(server.owner.shard().epoch(), Epoch(3));
         assert!(is_welcome(&w2.hello(&mut server)));

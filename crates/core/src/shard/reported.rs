@@ -1,9 +1,10 @@
 //! What workers report while the gate is shut.
 //!
 //! A run says where its task's row is. The store may have that task elsewhere, or not at all: it is an old copy of itself, or
-//! the worker is not right. Then the run counts for nothing, but its task must not be started before it is gone. So
-//! the store is asked of each reported run; those that it knows are adopted, the others are condemned, and the gate
-//! stays shut until they have ended.
+//! the worker is not right. Then the run counts for nothing. So the store is asked of each reported run; those that it
+//! knows are adopted, the others are condemned. If the store is an old copy, a condemned run may be a real one, and its
+//! task must not be started before it is gone; a task that the store does not have, or that has ended, starts anyway
+//! never again.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +19,8 @@ use crate::names::{Fence, TaskId, WorkerId};
 pub(super) struct Reported {
     /// The store is being asked of these.
     unverified: BTreeMap<(TaskId, Fence), (WorkerId, Run)>,
-    /// These are to be ended.
-    condemned: BTreeMap<(TaskId, Fence), WorkerId>,
+    /// These are to be ended; with each, whether its task could be started meanwhile.
+    condemned: BTreeMap<(TaskId, Fence), (WorkerId, bool)>,
 }
 
 impl Reported {
@@ -36,19 +37,24 @@ impl Reported {
     /// A worker is lost, or says anew what it runs.
     pub(super) fn forget(&mut self, of: WorkerId) {
         self.unverified.retain(|_, (worker, _)| *worker != of);
-        self.condemned.retain(|_, worker| *worker != of);
+        self.condemned.retain(|_, (worker, _)| *worker != of);
     }
 }
 
 impl Shard {
-    /// Whether the store has been asked of all that was reported, and what it did not know is gone.
+    /// Whether the store has been asked of all that was reported.
     pub(crate) fn is_verified(&self) -> bool {
-        self.reported.len() == 0
+        self.reported.unverified.is_empty()
     }
 
-    /// Runs of a worker that it is to end before anything starts.
+    /// Whether somebody still runs what the store does not know of, though it has the task.
+    pub(crate) fn has_condemned(&self) -> bool {
+        self.reported.condemned.values().any(|(_, startable)| *startable)
+    }
+
+    /// Runs that a worker is to end.
     pub(crate) fn condemned_of(&self, of: WorkerId) -> impl Iterator<Item = (TaskId, Fence)> {
-        self.reported.condemned.iter().filter(move |(_, worker)| **worker == of).map(|(run, _)| *run)
+        self.reported.condemned.iter().filter(move |(_, (worker, _))| *worker == of).map(|(run, _)| *run)
     }
 
     /// The store is asked before this run is adopted.
@@ -76,7 +82,8 @@ impl Shard {
             placed && task.lane == run.lane && task.key == run.key && task.attempt == run.attempt
         };
         if self.open || !task.is_some_and(is_there) || !self.adopt(worker, run, effects) {
-            self.reported.condemned.insert((id, fence), worker);
+            let startable = task.is_some_and(|task| task.place != Place::Over);
+            self.reported.condemned.insert((id, fence), (worker, startable));
             effects.push(Effect::Stop { worker, task: id, fence });
         }
     }
