@@ -35,8 +35,9 @@ pub const CLASSES: u8 = 16;
 pub const QUEUES: usize = 10_000;
 /// Most queues one worker may serve: choosing among them is linear.
 pub const QUEUES_PER_WORKER: usize = 64;
-/// Numbers of tasks that are left out when the store is found to be an old copy: more than it can have given since.
-pub(crate) const SEQS_SKIPPED: u64 = 1 << 32;
+/// Numbers of tasks that are left out when the store is found to be an old copy, at least, and up to twice as many: more than
+/// it can have given since. There is room for half a million such events.
+pub(crate) const SEQS_SKIPPED: u64 = 1 << 28;
 /// Most workers of one shard: a pass over all of them must stay within milliseconds.
 pub const WORKERS: usize = 10_000;
 /// Most slots of one worker.

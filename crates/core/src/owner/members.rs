@@ -97,6 +97,11 @@ impl Member {
         self.health == Some(Health::Healthy)
     }
 
+    /// It is connected, and has not been silent for long: what it is told it hears.
+    pub(super) fn is_heard(&self) -> bool {
+        self.session.is_some() && matches!(self.health, Some(Health::New | Health::Healthy))
+    }
+
     /// It may be given work now.
     pub(super) fn is_usable(&self) -> bool {
         self.session.is_some() && !self.unsaved && self.required && self.is_healthy() && !self.draining

@@ -169,6 +169,13 @@ impl Owner {
     ) -> Result<Owner, String> {
         let saved = std::mem::take(&mut metadata.members);
         let nonce = if canary.is(Bug::FenceRepeats) { 0 } else { identity.nonce };
+        if metadata.doubt == Some(u64::MAX) {
+            // Tasks may have been accepted of which an old copy knows nothing: their numbers do not come again, not even
+            // if the same copy is put back twice.
+            let skipped = bounds::SEQS_SKIPPED + nonce % bounds::SEQS_SKIPPED;
+            metadata.next_seq =
+                metadata.next_seq.max(1).saturating_add(skipped).min(crate::backlog::Level::LAST_NEW_SEQ);
+        }
         metadata.doubt = metadata.doubt.filter(|_| !canary.is(Bug::DoubtIgnored));
         let doubt = metadata.doubt;
         let (marked, store) = (metadata.stopped, metadata.store);
@@ -400,6 +407,8 @@ impl Owner {
             // Whatever this owner believes is not all there is.
             if !std::mem::replace(&mut self.doubted, true) {
                 self.feed(shard_messages::Input::Halt, effects);
+                // Whatever becomes of this server before it has begun anew.
+                self.feed(shard_messages::Input::Doubt { left_ms: Some(u64::MAX) }, effects);
                 effects.push(Effect::Doubt { shown });
             }
         }
@@ -698,7 +707,7 @@ impl Owner {
         if self.stopping || member.token != token || member.life.process > process {
             return;
         }
-        if drained {
+        if drained && member.life.process == process {
             // Starts were on their way when it ended. What they free must not come to it again.
             member.slots = 0;
             let worker = member.worker;
@@ -874,7 +883,11 @@ impl Owner {
     fn on_open_gate(&mut self, effects: &mut Vec<Effect>) {
         if self.gate == Gate::Shut && !self.stopping {
             self.lose_absent("an operator has opened the start gate without it", effects);
-            self.open(effects);
+            // What is being ended by those who are there does not take long.
+            let condemned = self.shard.has_condemned();
+            let more_ms = if condemned { self.settings.thresholds.lost_after_ms } else { 0 };
+            self.doubt = self.doubt.map(|until| until.min(self.now.plus(more_ms)));
+            self.look_at_gate(effects);
         }
     }
 
@@ -971,12 +984,11 @@ impl Owner {
         let mut records = Vec::new();
         for (seat, member) in &self.members {
             // The worker counts its absence by its own clock.
-            let absence_ms =
-                if member.session.is_some() { health::waited_ms(self.settings.absence_ms) } else { 0 };
+            let absence_ms = if member.is_heard() { health::waited_ms(self.settings.absence_ms) } else { 0 };
             let record = MemberRecord {
                 token: member.token,
                 life: member.life,
-                wait_ms: member.wait_ms + absence_ms,
+                wait_ms: member.wait_ms.saturating_add(absence_ms),
                 running: self.shard.runs_of(member.worker).cloned().collect(),
                 set: self.set.knows_all(member.worker).then(|| self.set.id()),
             };
@@ -991,7 +1003,8 @@ impl Owner {
     fn on_marked(&mut self, stopped: bool, effects: &mut Vec<Effect>) {
         if stopped {
             let ms = self.settings.absence_ms;
-            effects.extend(self.sessions.keys().map(|&session| Effect::Absence { session, ms }));
+            let heard = self.members.values().filter(|member| member.is_heard());
+            effects.extend(heard.filter_map(|m| m.session).map(|session| Effect::Absence { session, ms }));
             effects.push(Effect::Stopped);
         } else if self.gate == Gate::Unmarking {
             self.open(effects);

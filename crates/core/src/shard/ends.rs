@@ -76,7 +76,7 @@ impl Shard {
             live.worker = worker;
             self.free_slot(other);
             self.hold_slot(worker);
-            effects.push(Effect::Stop { worker: other, task, fence });
+            self.condemn(other, task, fence, true, effects);
             return true;
         }
         let lane = &mut self.lanes[ix.0];
@@ -274,14 +274,15 @@ impl Shard {
     /// until it is acknowledged, and reports to a new owner what it reported to the old one.
     pub(super) fn on_ended(&mut self, held: HeldEnd, effects: &mut Vec<Effect>) {
         let HeldEnd { worker, task, fence, .. } = held;
-        self.reported.is_over(task, fence);
         if !self.open {
             // A worker may well say it again before the gate opens.
             if self.held_ends.len() < bounds::HELD_ENDS {
                 self.held_ends.insert((task, fence), held);
+                self.reported.is_over(task, fence);
             }
             return;
         }
+        self.reported.is_over(task, fence);
         match self.runs.get(&task) {
             Some(live) if live.run.fence == fence => {
                 self.end_run(task, held.end, &held.ending, Some(worker), effects);

@@ -245,11 +245,7 @@ impl Shard {
         canary: Canary,
     ) -> Result<Shard, String> {
         metadata.check()?;
-        let mut next_seq = metadata.next_seq.max(1);
-        if metadata.doubt == Some(u64::MAX) {
-            // Tasks may have been accepted of which an old copy knows nothing: their numbers do not come again.
-            next_seq = next_seq.saturating_add(crate::bounds::SEQS_SKIPPED);
-        }
+        let next_seq = metadata.next_seq.max(1);
         let timers = Timers::restore(&metadata.timers, &bounds, canary);
         let mut shard = Shard {
             bounds,

@@ -82,9 +82,25 @@ impl Shard {
             placed && task.lane == run.lane && task.key == run.key && task.attempt == run.attempt
         };
         if self.open || !task.is_some_and(is_there) || !self.adopt(worker, run, effects) {
-            let startable = task.is_some_and(|task| task.place != Place::Over);
-            self.reported.condemned.insert((id, fence), (worker, startable));
+            self.condemn(worker, id, fence, task.is_some_and(|task| task.place != Place::Over), effects);
+        } else if self.runs.get(&id).is_some_and(|live| live.cancel) {
+            // Its worker may have been welcomed before that was known.
             effects.push(Effect::Stop { worker, task: id, fence });
         }
+    }
+
+    /// A run is to end, and does not count.
+    pub(super) fn condemn(
+        &mut self,
+        worker: WorkerId,
+        task: TaskId,
+        fence: Fence,
+        startable: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.open {
+            self.reported.condemned.insert((task, fence), (worker, startable));
+        }
+        effects.push(Effect::Stop { worker, task, fence });
     }
 }

@@ -243,6 +243,8 @@ pub struct Worker {
     /// The lease is over, and what ran is being killed; then it joins anew.
     killing: bool,
     draining: bool,
+    /// Runs were killed of which no owner has heard since.
+    killed: bool,
     /// The heartbeat after the first one that followed the word that nothing is offered.
     drained_beat: u64,
     exited: bool,
@@ -280,6 +282,7 @@ impl Worker {
             misnamed: Vec::new(),
             killing: false,
             draining: false,
+            killed: false,
             drained_beat: 0,
             exited: false,
             wake: None,
@@ -337,6 +340,11 @@ impl Worker {
         self.killing
     }
 
+    /// Every run that it was given has ended and been acknowledged, or never began.
+    pub fn is_clean(&self) -> bool {
+        !self.killed && self.running.is_empty() && self.ended.is_empty()
+    }
+
     /// Until when everything may live.
     pub fn lease(&self) -> Option<Millis> {
         self.lease
@@ -389,7 +397,7 @@ impl Worker {
 
     /// The owner knows that nothing is offered any more, so no start is on its way.
     fn is_unoffered(&self) -> bool {
-        self.phase != Phase::In || self.last_answer + 1 >= self.drained_beat
+        self.phase != Phase::In || self.last_answer.saturating_add(1) >= self.drained_beat
     }
 
     fn leave(&mut self) {
@@ -410,6 +418,7 @@ impl Worker {
             (Down::Welcome { store, nonce, thresholds, set }, Phase::Greeting(sent)) => {
                 self.phase = Phase::In;
                 self.obeyed = Incarnation { epoch, nonce };
+                self.killed = false;
                 self.store = Some(store);
                 self.thresholds = thresholds;
                 self.learn(set);
@@ -541,6 +550,8 @@ impl Worker {
         // Killed although this side knows of no end of the lease: whoever guards it does. The owner still counts
         // on the run, so it must hear of its end.
         let end = if self.killing { end } else { end.or(Some(End::Failed)) };
+        // What ran for another store is nobody's business here.
+        let end = end.filter(|_| !(self.killing && self.store.is_none()));
         if self.running.get(&task).is_some_and(|run| run.fence == fence)
             && let Some(run) = self.running.remove(&task)
             && let Some(end) = end
@@ -639,6 +650,7 @@ impl Worker {
         }
         self.answered_at = None;
         self.lease = None;
+        self.killed |= !self.running.is_empty();
         // Whoever was with it may be gone by the time it is back.
         self.set = None;
         self.killing = true;

@@ -193,10 +193,11 @@ impl<R: Runner> Runtime<R> {
     pub(super) async fn run(mut self, drain: Drain) -> Result<(), WorkerError> {
         info!(seat = %self.seat, life = self.instance.life, server = self.server, "the worker begins");
         let result = self.work(drain).await;
+        let drained = result.is_ok() && self.core.is_clean();
         let Runtime { runner, instance, server, .. } = self;
         runner.end().await;
         // All its processes are gone: the server need not wait to find out.
-        say_dead(&server, &instance, result.is_ok()).await;
+        say_dead(&server, &instance, drained).await;
         result
     }
 

@@ -121,6 +121,8 @@ pub(crate) struct Loop<S> {
     /// Workers whose death was told while there was no owner to hear it.
     deaths: Vec<FromWorker>,
     identity: (u64, StoreId),
+    /// An epoch of which the store knew nothing when a worker showed it.
+    shown: Option<Epoch>,
     /// How the start gate stood when those who watch were last told.
     gate_told: Option<GateView>,
 }
@@ -152,15 +154,15 @@ impl<S: Store + Clone + 'static> Loop<S> {
             stopping: false,
             deaths: Vec::new(),
             identity: (random, StoreId(store_id)),
+            shown: None,
             gate_told: None,
         }
     }
 
     /// Owns the shard until the server stops.
     pub(crate) async fn run(mut self) -> Result<(), ServerError> {
-        let mut shown = None;
         loop {
-            let Some((owner, effects)) = self.take(shown.take()).await? else { return Ok(()) };
+            let Some((owner, effects)) = self.take().await? else { return Ok(()) };
             match Owned::new(&mut self, owner).run(effects).await? {
                 Over::Stopped => return Ok(()),
                 Over::Again(why) if self.stopping => {
@@ -170,15 +172,15 @@ impl<S: Store + Clone + 'static> Loop<S> {
                 Over::Doubted(epoch) => {
                     warn!(%epoch, "a worker has obeyed an owner that this store knows nothing of: the store has been \
                           set back to an old copy; the shard is taken again, and the start gate is shut");
-                    shown = Some(epoch);
                 }
             }
         }
     }
 
-    /// Takes the shard, however long that needs, above an epoch that a worker has shown. None: the server stops.
-    async fn take(&mut self, shown: Option<Epoch>) -> Result<Option<(Owner, Vec<Effect>)>, ServerError> {
+    /// Takes the shard, however long that needs. None: the server stops.
+    async fn take(&mut self) -> Result<Option<(Owner, Vec<Effect>)>, ServerError> {
         let mut pause = TAKE_AGAIN;
+        let shown = self.shown;
         let store = self.store.clone();
         loop {
             let taking = async {
@@ -198,6 +200,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             };
             match taken {
                 Ok(taken) => {
+                    self.shown = None;
                     let identity = Identity {
                         epoch: taken.epoch,
                         seed: self.identity.0,
@@ -769,7 +772,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     self.gather(session, |gathering| gathering.down.absence_ms = Some(ms));
                 }
                 Effect::Drain { session } => self.gather(session, |gathering| gathering.down.drain = true),
-                Effect::Doubt { shown } => self.doubted = Some(shown),
+                Effect::Doubt { shown } => {
+                    self.doubted = Some(shown);
+                    self.shell.shown = Some(shown);
+                }
                 Effect::Stopped => self.stopped = true,
                 Effect::Note(note) => self.note(&note),
             }

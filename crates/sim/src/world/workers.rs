@@ -254,7 +254,7 @@ impl World {
                 return Ok(());
             }
             Effect::Exit(exit) => {
-                state.drained = exit == Exit::Drained;
+                state.drained = exit == Exit::Drained && state.core.is_clean();
                 self.process_ends(process, self.plan.kill_ms);
                 return Ok(());
             }
