@@ -4,6 +4,7 @@
 use evenhand_core::canary::Bug;
 
 use crate::model::{Witness, World};
+use crate::one_way;
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::set_back;
@@ -31,6 +32,11 @@ pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
         && MODELED.contains(&bug)
     {
         return model_breaks(bug);
+    }
+    if canary == Canary::Core(Bug::OneWayNeverLost) {
+        return one_way::play(Some(Bug::OneWayNeverLost))
+            .err()
+            .map(|what| Violation::new("one way", 0, 0, what));
     }
     if canary == Canary::Core(Bug::FenceRepeats) {
         return set_back::play(Some(Bug::FenceRepeats))

@@ -14,6 +14,7 @@ mod disk;
 pub mod driver;
 pub mod fair;
 pub mod model;
+pub mod one_way;
 pub mod oracle;
 pub mod plan;
 mod reads;

@@ -415,3 +415,9 @@ fn some_seeds_break_nothing() {
 fn the_end_of_a_run_from_before_the_store_was_set_back_ends_no_other() {
     assert_eq!(evenhand_sim::set_back::play(None), Ok(()));
 }
+
+/// It is heard, and does not hear.
+#[test]
+fn a_worker_on_a_link_that_is_dead_one_way_is_given_up() {
+    assert_eq!(evenhand_sim::one_way::play(None), Ok(()));
+}
