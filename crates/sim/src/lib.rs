@@ -118,5 +118,10 @@ pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
     if seed % 4 == 3 && !options.disk {
         report.add(&canaries::play_set_backs(seed, options)?);
     }
+    if seed % 8 == 5 && !options.disk {
+        let mut rng = rng::Rng::new(seed);
+        let plan = plan::Plan::of_crowds(&mut rng);
+        report.add(&world::play_plan(seed, rng, plan, options)?);
+    }
     Ok(report)
 }

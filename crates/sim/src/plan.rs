@@ -285,6 +285,15 @@ impl Plan {
         plan
     }
 
+    /// The plan of a seed with more workers than may join at once. Their joins are saved one after the other here, so the
+    /// store is quick, or they would be lost before they are let in.
+    pub fn of_crowds(rng: &mut Rng) -> Plan {
+        let mut plan = Plan::new(rng);
+        plan.workers = rng.range(17, 24);
+        plan.delay_ms = plan.delay_ms.min(2);
+        plan
+    }
+
     /// How long a long run takes at most.
     pub fn long_run_ms(&self) -> u64 {
         2 * (self.longest_lost_ms() + self.absence_ms)
