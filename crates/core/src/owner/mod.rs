@@ -216,7 +216,8 @@ impl Owner {
         }
         if let Some(left_ms) = doubt {
             let granted = saved.iter().map(|(_, record)| record.wait_ms).max().unwrap_or(0);
-            let left_ms = if left_ms == u64::MAX { owner.longest_ms().max(granted) } else { left_ms };
+            let left_ms =
+                if left_ms == u64::MAX { owner.settings.longest_ms().max(granted) } else { left_ms };
             owner.doubt = Some(now.plus(left_ms));
             owner.save_doubt(effects);
             if marked {
@@ -311,11 +312,6 @@ impl Owner {
     /// What counts for its workers.
     pub fn thresholds(&self) -> Thresholds {
         self.settings.thresholds
-    }
-
-    /// How long a worker can live that hears nothing from any owner of this kind.
-    fn longest_ms(&self) -> u64 {
-        self.settings.longest_ms()
     }
 
     /// The worker set, as workers are told it while the gate is open.
