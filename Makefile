@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run install day test lint sim model fuzz bench bench-tools clean tools
+.PHONY: help run install day test lint sim model estimates fuzz bench bench-tools clean tools
 
 # Seeds of `make sim`: so many, from this one on.
 SEEDS ?= 20000
@@ -16,7 +16,7 @@ ARGS ?=
 CHECKED_SIM := cargo run -q --profile test -p evenhand-sim --
 
 help: ## list the targets
-	@awk -F ':.* ## ' '/^[a-z-]+:.* ## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.* ## ' '/^[a-z-]+:.* ## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## a server and a worker to play with, data in ./evenhand-data
 	cargo build --release -p evenhand-cli
@@ -50,11 +50,14 @@ sim: ## a long simulation: SEEDS=20000 START=0
 model: ## everything that can happen among three workers: ARGS='--rebirths 2'
 	cargo run --release -q -p evenhand-sim -- model $(ARGS)
 
+estimates: ## how good estimates are: a table over simulated loads
+	cargo run --release -q -p evenhand-sim -- estimates
+
 fuzz: ## look for bytes that break a decoder: SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
 # Built on its own: with the simulator in the same build the core would carry its deliberate bugs.
-bench: $(if $(filter core memory window growth timers workers store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
+bench: $(if $(filter core memory window growth timers workers limits store help --help -h,$(ARGS)),,bench-tools) ## measure core, store and server: ARGS='core --keys 1000', or ARGS=--help
 	cargo run --release -p evenhand-bench -- $(ARGS)
 
 # What `bench` compares: the server, built on its own for the same reason, and beanstalkd.

@@ -19,6 +19,7 @@ Examples:
   evenhand-bench growth > growth.txt              progress still goes to the terminal
   evenhand-bench timers                           what it costs to put tasks off
   evenhand-bench workers                          who knows of whom, among 10,000 workers
+  evenhand-bench limits                           what a key at its limit costs the others
   evenhand-bench store                            the embedded store, up to 10 million tasks (some minutes)
   evenhand-bench store --standing 0 --batches 1000 --tasks 300000    a quick look at it
   evenhand-bench peers                            the server beside its store and beanstalkd (some minutes)
@@ -58,6 +59,8 @@ pub(crate) enum Command {
     Timers(TimersArgs),
     /// What it costs to find out which workers know of which, with up to 10,000 of them.
     Workers,
+    /// What a key at its limit, with up to a million tasks waiting, costs the others.
+    Limits(LimitsArgs),
     /// The embedded store on a real disk: speed beside a raw file, latencies, room, opening it again.
     #[command(after_help = EXAMPLES)]
     Store(StoreArgs),
@@ -78,6 +81,30 @@ pub(crate) struct TimersArgs {
     /// Tasks of each kind [default: 1000000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..))]
     pub(crate) tasks: Option<u64>,
+}
+
+/// What `limits` measures.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LimitsArgs {
+    /// Tasks of the limited key that wait, one row for each.
+    #[arg(long, value_name = "T,T,..", value_delimiter = ',', default_values_t = [10_000, 100_000, 1_000_000],
+        value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub(crate) waiting: Vec<u64>,
+    /// Single tasks of other keys, for each row.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub(crate) probes: u64,
+    #[command(flatten)]
+    pub(crate) effort: EffortArgs,
+}
+
+impl Default for LimitsArgs {
+    fn default() -> LimitsArgs {
+        LimitsArgs {
+            waiting: vec![10_000, 100_000, 1_000_000],
+            probes: 20_000,
+            effort: EffortArgs::default(),
+        }
+    }
 }
 
 /// How long to measure.
@@ -327,6 +354,8 @@ mod tests {
     fn the_defaults_of_all_and_of_one_are_the_same() {
         let Some(Command::Core(args)) = parse("evenhand-bench core").unwrap().command else { panic!() };
         assert_eq!(format!("{args:?}"), format!("{:?}", CoreArgs::default()));
+        let Some(Command::Limits(args)) = parse("evenhand-bench limits").unwrap().command else { panic!() };
+        assert_eq!(format!("{args:?}"), format!("{:?}", LimitsArgs::default()));
         let Some(Command::Peers(args)) = parse("evenhand-bench peers").unwrap().command else { panic!() };
         assert_eq!(format!("{args:?}"), format!("{:?}", PeersArgs::default()));
     }

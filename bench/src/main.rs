@@ -12,8 +12,8 @@
 //! 3. [`yardstick`]: the simplest fair queue one would write, doing the same cycles in the same run, so
 //!    that a slow machine does not look like a slow core.
 //! 4. [`measure`]: rounds and medians. [`report`]: tables and JSON.
-//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], [`timers`], [`workers`]; and two that stand apart: [`store`], and
-//!    [`peers`], which measures the server.
+//! 5. The benchmarks: [`speed`], [`memory`], [`window`], [`growth`], [`timers`], [`workers`], [`limits`]; and two that
+//!    stand apart: [`store`], and [`peers`], which measures the server.
 //!
 //! Numbers are only worth something from a release build of this package alone: building the whole
 //! workspace at once compiles the simulator's deliberate bugs into the core. The program warns of both.
@@ -21,6 +21,7 @@
 mod cli;
 mod clock;
 mod growth;
+mod limits;
 mod load;
 mod measure;
 mod memory;
@@ -77,6 +78,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Growth(args)) => growth::run(Effort::from(args), show),
         Some(Command::Timers(args)) => timers::run(args.tasks, show),
         Some(Command::Workers) => workers::run(show),
+        Some(Command::Limits(args)) => limits::run(args, show),
         Some(Command::Store(args)) => store::run(args, show),
         Some(Command::Peers(args)) => peers::run(args, show),
         Some(Command::Resident(_) | Command::StoreOpen(_)) | None => {
@@ -87,6 +89,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             growth::run(Effort::default(), show)?;
             timers::run(None, show)?;
             workers::run(show)?;
+            limits::run(&Default::default(), show)?;
             store::run(&StoreArgs::short(), show)?;
             peers::run(&Default::default(), show)
         }

@@ -229,6 +229,9 @@ impl Shell {
             Effect::LoadTask { task, .. } => return Err(format!("the shard lost sight of task {task}")),
             Effect::Stop { task, .. } => return Err(format!("the shard wants task {task} to stop")),
             Effect::Answer { answer: Ok(_), .. }
+            | Effect::Limit { .. }
+            | Effect::Warn { .. }
+            | Effect::InteractiveOver { .. }
             | Effect::Acknowledge { .. }
             | Effect::MemberSaved { .. }
             | Effect::Marked { .. }

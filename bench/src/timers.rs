@@ -183,6 +183,9 @@ impl Stage {
             | Effect::LoadTask { .. }
             | Effect::Start { .. }
             | Effect::Stop { .. }
+            | Effect::Limit { .. }
+            | Effect::Warn { .. }
+            | Effect::InteractiveOver { .. }
             | Effect::RefuseWorker { .. }
             | Effect::Acknowledge { .. }
             | Effect::MemberSaved { .. }

@@ -5,7 +5,7 @@
 //! `corpus/`, and the tests go through all of that. See CONTRIBUTING.md.
 
 use evenhand_api::rest::{self, Enqueue};
-use evenhand_api::{convert, errors, v1};
+use evenhand_api::{convert, errors, interactive, v1};
 use evenhand_core::names::{ContentType, Key, QueueName, Seat};
 use evenhand_store::embedded::fuzzing;
 use prost::Message;
@@ -14,11 +14,12 @@ use prost::Message;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("worker_up", worker_up),
     ("worker_down", worker_down),
     ("client", client),
     ("rest", rest),
+    ("websocket", websocket),
     ("config", evenhand_cli::fuzz_config),
     ("store_batch", fuzzing::batch),
     ("store_table", fuzzing::table),
@@ -33,8 +34,8 @@ fn worker_up(bytes: &[u8]) {
             let Ok(parsed) = convert::parse_hello(&hello) else { return };
             assert_eq!((parsed.running.len(), parsed.ended.len()), (hello.running.len(), hello.ended.len()));
             // What can be read can be said again, and is the same.
-            for (run, said) in parsed.running.iter().zip(&hello.running) {
-                assert_eq!(convert::parse_run(&convert::run(run, said.max_duration_ms)).as_ref(), Ok(run));
+            for run in &parsed.running {
+                assert_eq!(convert::parse_run(&convert::run(run)).as_ref(), Ok(run));
             }
         }
         Some(v1::up::Message::News(news)) => {
@@ -66,6 +67,24 @@ fn worker_down(bytes: &[u8]) {
     }
 }
 
+/// What clients of a WebSocket say: what can be read is within bounds.
+fn websocket(bytes: &[u8]) {
+    use interactive::frames::{parse_binary, parse_text};
+    let frame = bytes::Bytes::copy_from_slice(bytes);
+    let binary = parse_binary(&frame).into_iter();
+    let text = std::str::from_utf8(bytes).ok().and_then(|text| parse_text(text).ok()).unwrap_or_default();
+    for said in binary.chain(text) {
+        match said {
+            v1::attach_request::Message::Resize(v1::Resize { rows, cols }) => {
+                assert!(interactive::size(rows, cols).is_ok());
+            }
+            v1::attach_request::Message::Stdin(stdin) => assert_eq!(stdin.len() + 1, bytes.len()),
+            v1::attach_request::Message::Eof(eof) => assert!(eof),
+            v1::attach_request::Message::Open(_) => panic!("nobody can open twice"),
+        }
+    }
+}
+
 /// What clients say, and what they hear of errors.
 fn client(bytes: &[u8]) {
     if let Ok(request) = v1::EnqueueRequest::decode(bytes) {
@@ -74,6 +93,12 @@ fn client(bytes: &[u8]) {
     }
     drop(v1::ListRequest::decode(bytes));
     drop(v1::WatchRequest::decode(bytes));
+    if let Ok(v1::AttachRequest { message: Some(v1::attach_request::Message::Open(open)) }) =
+        v1::AttachRequest::decode(bytes)
+        && let Ok(asked) = interactive::terminal(open.terminal.as_ref())
+    {
+        assert!(!asked.tty || interactive::size(asked.rows, asked.cols).is_ok());
+    }
     let status = tonic::Status::with_details(tonic::Code::Internal, "", bytes.to_vec().into());
     drop(errors::refusal(&status));
     if let Ok(text) = std::str::from_utf8(bytes) {

@@ -139,8 +139,8 @@ impl Owner {
                 lost: 0,
                 terms: None,
                 replay_of: None,
+                files: Default::default(),
                 accepted: Millis(1_700_000_000_000 + id.0),
-                max_duration_ms: 0,
                 content_type: ContentType::default(),
                 payload: bytes(&mut self.rng, self.payload),
             };

@@ -3,17 +3,22 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::backlog::{Charge, Cost, Level, Weight};
-use evenhand_core::change::{Settings, Share, Try};
+use evenhand_core::change::{AfterDowngrade, Settings, Share, Try};
+use evenhand_core::explain::Hold;
 use evenhand_core::life::{Backoff, End, Terms};
-use evenhand_core::messages::{Start, Unique};
+use evenhand_core::messages::{KeyChange, Start, Unique};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId, QueueName,
-    RequestKey, Seat, ShardId, StoreId, TaskId, WorkerSetId,
+    Class, ContentType, Epoch, Fence, FileName, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId,
+    QueueName, RequestKey, Seat, ShardId, StoreId, TaskId, WorkerSetId,
 };
 use evenhand_core::owner::health::Thresholds;
 use evenhand_core::owner::messages::{Hello, Then};
-use evenhand_core::{NewTask, Refusal, Run, bounds};
+use evenhand_core::shard::{ClassView, KeyHold};
+use evenhand_core::workers::Cut;
+use evenhand_core::{File, NewTask, Refusal, Run, bounds};
 
 use crate::v1;
 
@@ -88,8 +93,43 @@ pub fn new_task_in(task: v1::NewTask, backoff: Backoff) -> Result<NewTask, Refus
     new.attach_ms = some_time("attach_ttl_ms", task.attach_ttl_ms, bounds::ATTACH_MIN_MS, bounds::ATTACH_MS)?;
     new.unique = unique(&task.unique_key, task.unique_ms)?;
     new.content_type = ContentType::new(&task.content_type)?;
+    new.files = files(&task.files, task.payload.len())?;
     new.payload = task.payload[..].into();
     Ok(new)
+}
+
+/// The files of a task, beside a payload of so many bytes. Nothing is copied before all of it is checked.
+fn files(files: &[v1::File], payload_bytes: usize) -> Result<Arc<[File]>, Refusal> {
+    if files.is_empty() {
+        return Ok(Arc::default());
+    }
+    let names = check_files(files, payload_bytes)?;
+    let file = |(name, file): (FileName, &v1::File)| File { name, bytes: file.content[..].into() };
+    Ok(names.into_iter().zip(files).map(file).collect())
+}
+
+/// Whether a task may have these files beside a payload of so many bytes; and their names, if it may.
+pub fn check_files(files: &[v1::File], payload_bytes: usize) -> Result<Vec<FileName>, Refusal> {
+    File::check_all(payload_bytes, files.iter().map(|file| (file.name.as_str(), file.content.len())))?;
+    let name = |(n, file): (usize, &v1::File)| {
+        FileName::new(&file.name).map_err(|refusal| refusal.within(format_args!("files[{n}]")))
+    };
+    files.iter().enumerate().map(name).collect()
+}
+
+/// The same for whoever runs the task. The bytes are not copied.
+pub fn wire_files(files: &[File]) -> Vec<v1::File> {
+    let file = |file: &File| v1::File {
+        name: file.name.as_str().into(),
+        content: Bytes::from_owner(file.bytes.clone()),
+    };
+    files.iter().map(file).collect()
+}
+
+/// The same without what is in them.
+pub fn file_infos(files: &[File]) -> Vec<v1::FileInfo> {
+    let info = |file: &File| v1::FileInfo { name: file.name.as_str().into(), bytes: file.bytes.len() as u64 };
+    files.iter().map(info).collect()
 }
 
 /// A time that is none if nobody says, and must not be 0 if somebody does.
@@ -159,7 +199,149 @@ pub fn settings(settings: &Settings) -> v1::QueueSettings {
         retention_ms: Some(settings.retention_ms),
         paused: Some(settings.paused),
         share: Some(share(settings.share).into()),
+        classes: Some(v1::Classes { classes: settings.classes.iter().map(class_limit).collect() }),
+        after_downgrade: Some(after_downgrade(settings.after_downgrade).into()),
+        interactive_grace_ms: Some(settings.interactive_grace_ms),
+        key_limit: Some(settings.key_limit.unwrap_or(0)),
+        rate: Some(settings.rate.map_or_else(v1::Rate::default, rate)),
+        key_rate: Some(settings.key_rate.map_or_else(v1::Rate::default, rate)),
     }
+}
+
+fn class_limit(class: &ClassLimit) -> v1::ClassLimit {
+    let limit = match class.limit {
+        Limit::All => v1::class_limit::Limit::All(true),
+        Limit::Slots(slots) => v1::class_limit::Limit::Slots(slots),
+        Limit::Percent(percent) => v1::class_limit::Limit::Percent(percent.into()),
+    };
+    v1::ClassLimit { duration_ms: class.duration_ms, limit: Some(limit) }
+}
+
+/// A duration class, from the wire. Whether it goes with the others is for the core to say.
+fn parse_class_limit(class: &v1::ClassLimit) -> Result<ClassLimit, Refusal> {
+    use v1::class_limit::Limit as Wire;
+    let limit = match class.limit {
+        Some(Wire::All(true)) => Limit::All,
+        Some(Wire::Slots(slots)) => Limit::Slots(slots),
+        // What is out of range stays so.
+        Some(Wire::Percent(percent)) => Limit::Percent(u8::try_from(percent).unwrap_or(u8::MAX)),
+        Some(Wire::All(false)) | None => {
+            return Err(Refusal::invalid("limit", "is missing; use all, a number of slots, or a percentage"));
+        }
+    };
+    Ok(ClassLimit { duration_ms: class.duration_ms, limit })
+}
+
+fn after_downgrade(after: AfterDowngrade) -> v1::AfterDowngrade {
+    match after {
+        AfterDowngrade::Fail => v1::AfterDowngrade::Fail,
+        AfterDowngrade::Requeue => v1::AfterDowngrade::Requeue,
+    }
+}
+
+fn parse_after_downgrade(after: i32) -> Result<AfterDowngrade, Refusal> {
+    match v1::AfterDowngrade::try_from(after) {
+        Ok(v1::AfterDowngrade::Fail) => Ok(AfterDowngrade::Fail),
+        Ok(v1::AfterDowngrade::Requeue) => Ok(AfterDowngrade::Requeue),
+        Ok(v1::AfterDowngrade::Unspecified) | Err(_) => {
+            let text = format!("{after} is nothing that can happen; use fail (1) or requeue (2)");
+            Err(Refusal::invalid("after_downgrade", text))
+        }
+    }
+}
+
+/// A rate on the wire.
+pub fn rate(rate: Rate) -> v1::Rate {
+    let unit = match rate.unit {
+        RateUnit::Tasks => v1::RateUnit::Tasks,
+        RateUnit::Cost => v1::RateUnit::Cost,
+    };
+    v1::Rate {
+        per_second_thousandths: rate.per_second,
+        burst_thousandths: Some(rate.burst),
+        unit: unit.into(),
+    }
+}
+
+/// A rate from the wire; none, if it is 0 a second. Whoever says nothing of a burst gets what a second brings.
+pub fn parse_rate(rate: &v1::Rate) -> Result<Option<Rate>, Refusal> {
+    let unit = match v1::RateUnit::try_from(rate.unit) {
+        Ok(v1::RateUnit::Tasks | v1::RateUnit::Unspecified) => RateUnit::Tasks,
+        Ok(v1::RateUnit::Cost) => RateUnit::Cost,
+        Err(_) => {
+            let text = format!("{} is nothing that a rate counts; use tasks (1) or cost (2)", rate.unit);
+            return Err(Refusal::invalid("unit", text));
+        }
+    };
+    let per_second = rate.per_second_thousandths;
+    if per_second == 0 {
+        return Ok(None);
+    }
+    let burst = rate.burst_thousandths.unwrap_or(per_second.max(1_000));
+    let rate = Rate { per_second, burst, unit };
+    rate.check().map(|()| Some(rate))
+}
+
+/// What is to be changed of a key, from the wire.
+pub fn key_change(request: &v1::SetKeyRequest) -> Result<KeyChange, Refusal> {
+    let weight = match request.weight_thousandths {
+        Some(0) => Some(None),
+        Some(thousandths) => Some(Some(Weight::from_thousandths(thousandths).ok_or_else(|| {
+            let is = f64::from(thousandths) / 1e3;
+            Refusal::invalid("weight", format!("{is} is out of range; use 0.001 to 1000, or 0 for none"))
+        })?)),
+        None => None,
+    };
+    let rate = request.rate.as_ref().map(parse_rate).transpose().map_err(|refusal| refusal.within("rate"))?;
+    Ok(KeyChange { weight, limit: request.limit.map(|limit| (limit > 0).then_some(limit)), rate })
+}
+
+/// How a duration class stands, on the wire.
+pub fn queue_class(class: &ClassView) -> v1::QueueClass {
+    let ClassView { duration_ms, held, limit } = *class;
+    v1::QueueClass { duration_ms, held, limit }
+}
+
+/// Less time for a run, on the wire.
+pub fn run_cut(cut: &Cut) -> v1::Cut {
+    v1::Cut {
+        from_ms: cut.from_ms,
+        to_ms: cut.to_ms,
+        at_ms: cut.at.0,
+        reason: cut.to_string(),
+        kind: cut.why.name().into(),
+    }
+}
+
+/// A rule that stands in a task's way, on the wire.
+pub fn hold(shard: ShardId, hold: &Hold) -> v1::Hold {
+    let name = |task: TaskId| task_id(shard, task);
+    let mut wire = v1::Hold { kind: hold.kind().into(), message: hold.text(name), ..v1::Hold::default() };
+    match hold {
+        Hold::Key { hold, wait_ms, .. } => {
+            wire.wait_ms = *wait_ms;
+            match hold {
+                KeyHold::Paused => {}
+                KeyHold::AtLimit { running, limit } => {
+                    (wire.held, wire.limit) = (Some((*running).into()), Some((*limit).into()));
+                }
+                KeyHold::AtRate { rate, .. } => wire.rate = Some(self::rate(*rate)),
+            }
+        }
+        Hold::QueueRate { rate, wait_ms } => {
+            (wire.rate, wire.wait_ms) = (Some(self::rate(*rate)), Some(*wait_ms));
+        }
+        Hold::ClassFull { class_ms, held, limit, by } => {
+            (wire.class_ms, wire.held, wire.limit) = (Some(*class_ms), Some(*held), Some(*limit));
+            wire.by = by.iter().map(|task| name(*task)).collect();
+        }
+        Hold::NoFreeSlot { slots } => wire.limit = Some(*slots),
+        Hold::HigherPriority { priority } => wire.priority = Some(priority.0.into()),
+        Hold::OtherKeys { keys } => wire.count = Some(*keys as u64),
+        Hold::OwnKey { tasks } => wire.count = Some(*tasks as u64),
+        Hold::GateShut | Hold::Paused | Hold::NoWorker | Hold::Reading | Hold::Writing => {}
+    }
+    wire
 }
 
 /// What a queue's keys share, on the wire.
@@ -183,7 +365,18 @@ fn parse_share(share: i32) -> Result<Share, Refusal> {
 
 /// A queue's settings as they are when this has been changed of them.
 pub fn changed(mut settings: Settings, change: &v1::QueueSettings) -> Result<Settings, Refusal> {
-    let v1::QueueSettings { retry, retention_ms, paused, share } = change;
+    let v1::QueueSettings {
+        retry,
+        retention_ms,
+        paused,
+        share,
+        classes,
+        after_downgrade,
+        interactive_grace_ms,
+        key_limit,
+        rate,
+        key_rate,
+    } = change;
     if let Some(retry) = retry {
         let within = |refusal: Refusal| refusal.within("retry");
         if let Some(n) = retry.max_attempts {
@@ -201,6 +394,25 @@ pub fn changed(mut settings: Settings, change: &v1::QueueSettings) -> Result<Set
     settings.paused = paused.unwrap_or(settings.paused);
     if let Some(share) = share {
         settings.share = parse_share(*share)?;
+    }
+    if let Some(v1::Classes { classes }) = classes {
+        let parse = |(n, class): (usize, &v1::ClassLimit)| {
+            parse_class_limit(class).map_err(|refusal| refusal.within(format_args!("classes[{n}]")))
+        };
+        settings.classes = classes.iter().enumerate().map(parse).collect::<Result<_, _>>()?;
+    }
+    if let Some(after) = after_downgrade {
+        settings.after_downgrade = parse_after_downgrade(*after)?;
+    }
+    settings.interactive_grace_ms = interactive_grace_ms.unwrap_or(settings.interactive_grace_ms);
+    if let Some(limit) = *key_limit {
+        settings.key_limit = (limit > 0).then_some(limit);
+    }
+    if let Some(rate) = rate {
+        settings.rate = parse_rate(rate).map_err(|refusal| refusal.within("rate"))?;
+    }
+    if let Some(rate) = key_rate {
+        settings.key_rate = parse_rate(rate).map_err(|refusal| refusal.within("key_rate"))?;
     }
     settings.check()?;
     Ok(settings)
@@ -222,6 +434,7 @@ fn terms(terms: &Terms) -> v1::Terms {
         expires_at_ms: terms.expires.map_or(0, |at| at.0),
         attach_ttl_ms: terms.attach_ms,
         expected_ms: terms.expected_ms,
+        max_duration_ms: terms.max_duration_ms,
     }
 }
 
@@ -232,24 +445,31 @@ fn parse_terms(terms: &v1::Terms) -> Result<Option<Arc<Terms>>, Refusal> {
         expires: (terms.expires_at_ms > 0).then_some(Millis(terms.expires_at_ms)),
         attach_ms: terms.attach_ttl_ms,
         expected_ms: terms.expected_ms,
+        max_duration_ms: terms.max_duration_ms,
     };
     Ok((terms != Terms::default()).then(|| Arc::new(terms)))
 }
 
-/// A try that is over, on the wire.
-pub fn tried(tried: &Try) -> v1::Try {
-    let end = match tried.end {
+/// How a run ended, by name.
+pub fn end_name(end: End) -> &'static str {
+    match end {
         End::Succeeded => "succeeded",
         End::Failed => "failed",
         End::FailedForGood => "failed_for_good",
         End::Lost => "lost",
-    };
+        End::TimeUp => "time_up",
+        End::Downgraded => "downgraded",
+    }
+}
+
+/// A try that is over, on the wire.
+pub fn tried(tried: &Try) -> v1::Try {
     v1::Try {
         attempt: tried.attempt.into(),
         seat: tried.seat.as_ref().map_or_else(String::new, |seat| seat.as_str().into()),
         started_ms: tried.started.0,
         ended_ms: tried.ended.0,
-        end: end.into(),
+        end: end_name(tried.end).into(),
         error: tried.error.as_ref().into(),
     }
 }
@@ -283,7 +503,7 @@ pub fn parse_run_id(id: &v1::RunId) -> (TaskId, Fence) {
 }
 
 /// A run on the wire.
-pub fn run(run: &Run, max_duration_ms: u64) -> v1::Run {
+pub fn run(run: &Run) -> v1::Run {
     v1::Run {
         id: Some(run_id(run.task, run.fence)),
         queue_id: run.lane.queue.0,
@@ -296,7 +516,7 @@ pub fn run(run: &Run, max_duration_ms: u64) -> v1::Run {
         attempt: run.attempt.into(),
         max_attempts: run.max_attempts.into(),
         started_ms: run.started.0,
-        max_duration_ms,
+        max_duration_ms: run.limit_ms,
         chained: run.charge.chained,
         lost: run.lost.into(),
         terms: run.terms.as_deref().map(terms),
@@ -337,6 +557,7 @@ pub fn parse_run(run: &v1::Run) -> Result<Run, Refusal> {
         terms: terms.transpose()?.flatten(),
         fence,
         started: Millis(run.started_ms),
+        limit_ms: run.max_duration_ms,
     })
 }
 
@@ -350,12 +571,13 @@ fn out_of_range(field: &str, n: u32) -> Refusal {
     Refusal::invalid(field, format!("{n} is out of range"))
 }
 
-/// How a run ended, on the wire. A worker never says that it is lost.
+/// How a run ended, on the wire. A worker never says that it is lost, nor whether it was downgraded.
 pub fn end(end: End) -> v1::EndKind {
     match end {
         End::Succeeded => v1::EndKind::Succeeded,
         End::Failed | End::Lost => v1::EndKind::Failed,
         End::FailedForGood => v1::EndKind::FailedForGood,
+        End::TimeUp | End::Downgraded => v1::EndKind::TimeUp,
     }
 }
 
@@ -365,6 +587,7 @@ pub fn parse_end(kind: i32) -> Result<End, Refusal> {
         Ok(v1::EndKind::Succeeded) => Ok(End::Succeeded),
         Ok(v1::EndKind::Failed) => Ok(End::Failed),
         Ok(v1::EndKind::FailedForGood) => Ok(End::FailedForGood),
+        Ok(v1::EndKind::TimeUp) => Ok(End::TimeUp),
         Ok(v1::EndKind::Unspecified) | Err(_) => {
             Err(Refusal::invalid("end", format!("{kind} is no way for a run to end")))
         }
@@ -511,14 +734,16 @@ mod tests {
                 expires: Some(Millis(9)),
                 attach_ms: 1_000,
                 expected_ms: 30_000,
+                max_duration_ms: 60_000,
             })),
             fence: Fence { epoch: Epoch(3), dispatch: 9, nonce: 4 },
             started: Millis(5),
+            limit_ms: 70,
         };
-        assert_eq!(parse_run(&run(&there, 70)), Ok(there.clone()));
+        assert_eq!(parse_run(&run(&there)), Ok(there.clone()));
         let charge = Charge { chained: false, timed: false, ..there.charge };
         let plain = Run { terms: None, charge, ..there };
-        assert_eq!(parse_run(&run(&plain, 0)), Ok(plain));
+        assert_eq!(parse_run(&run(&plain)), Ok(plain));
     }
 
     #[test]
@@ -605,6 +830,71 @@ mod tests {
             assert_eq!(refusal.field, "share");
             assert_eq!(refusal.message, format!("{wrong} is nothing to share; use tasks (1) or time (2)"));
         }
+    }
+
+    #[test]
+    fn classes_limits_and_rates_come_back_as_they_were() {
+        use evenhand_core::admission::Limit::{All, Percent, Slots};
+        let class = |duration_ms, limit| ClassLimit { duration_ms, limit };
+        let rate = Rate { per_second: 1_500, burst: 3_000, unit: RateUnit::Cost };
+        let there = Settings {
+            classes: vec![class(3_000, All), class(10_000, Slots(8)), class(30_000, Percent(25))],
+            after_downgrade: AfterDowngrade::Requeue,
+            interactive_grace_ms: 2_000,
+            key_limit: Some(4),
+            rate: Some(rate),
+            key_rate: Some(Rate { unit: RateUnit::Tasks, ..rate }),
+            ..Settings::default()
+        };
+        let wire = settings(&there);
+        assert_eq!(changed(Settings::default(), &wire), Ok(there.clone()));
+        // What is not named stays, and nothing is removed by saying so.
+        assert_eq!(changed(there.clone(), &v1::QueueSettings::default()), Ok(there.clone()));
+        assert_eq!(changed(there, &settings(&Settings::default())), Ok(Settings::default()));
+    }
+
+    #[test]
+    fn a_rate_without_a_burst_lets_a_second_come_at_once() {
+        let parsed = |per_second_thousandths| {
+            let said = v1::Rate { per_second_thousandths, ..v1::Rate::default() };
+            parse_rate(&said).unwrap().map(|rate| rate.burst)
+        };
+        assert_eq!([parsed(100_000), parsed(10), parsed(0)], [Some(100_000), Some(1_000), None]);
+    }
+
+    #[test]
+    fn wrong_classes_limits_and_rates_name_their_fields() {
+        let field = |change: v1::QueueSettings| changed(Settings::default(), &change).unwrap_err().field;
+        let classes = |limits: &[(u64, Option<v1::class_limit::Limit>)]| {
+            let class = |(duration_ms, limit): &(u64, Option<_>)| v1::ClassLimit {
+                duration_ms: *duration_ms,
+                limit: *limit,
+            };
+            let classes = Some(v1::Classes { classes: limits.iter().map(class).collect() });
+            field(v1::QueueSettings { classes, ..Default::default() })
+        };
+        use v1::class_limit::Limit::{All, Percent, Slots};
+        assert_eq!(classes(&[(3, None)]), "classes[0].limit");
+        assert_eq!(classes(&[(3, Some(All(false)))]), "classes[0].limit");
+        assert_eq!(classes(&[(3, Some(Slots(1)))]), "classes[0].limit");
+        assert_eq!(classes(&[(3, Some(All(true))), (3, Some(Slots(1)))]), "classes[1].duration_ms");
+        assert_eq!(classes(&[(3, Some(All(true))), (5, Some(Percent(300)))]), "classes[1].limit");
+        let rate = |per_second_thousandths, burst_thousandths, unit| {
+            let rate = Some(v1::Rate { per_second_thousandths, burst_thousandths, unit });
+            let of_queue = field(v1::QueueSettings { rate, ..Default::default() });
+            let of_key = v1::SetKeyRequest { rate, ..Default::default() };
+            assert_eq!(key_change(&of_key).unwrap_err().field, of_queue);
+            of_queue
+        };
+        assert_eq!(rate(u64::MAX, None, 0), "rate.per_second");
+        assert_eq!(rate(1_000, Some(999), 0), "rate.burst");
+        assert_eq!(rate(1_000, None, 7), "rate.unit");
+        assert_eq!(
+            field(v1::QueueSettings { after_downgrade: Some(0), ..Default::default() }),
+            "after_downgrade"
+        );
+        let grace = v1::QueueSettings { interactive_grace_ms: Some(u64::MAX), ..Default::default() };
+        assert_eq!(field(grace), "interactive_grace_ms");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The wire: protobuf types and services, generated from `proto/`, and how they become the core's types.
 //! Nothing behind the edge knows them. [`convert`] is for runs, hellos and names; [`errors`] has the one table
-//! of error kinds; `rest` has the same in JSON.
+//! of error kinds, [`interactive`] the one of how interactive tasks end; `rest` has the same in JSON.
 
 pub mod codec;
 pub mod convert;
 pub mod errors;
+pub mod interactive;
 #[cfg(feature = "rest")]
 pub mod rest;
 
@@ -33,6 +34,10 @@ pub const ERROR_BYTES: usize = 4 * 1024;
 pub const LINE_BYTES: usize = 4 * 1024;
 /// The longest text that goes with a run's progress, in bytes.
 pub const PROGRESS_BYTES: usize = 1024;
+/// The most bytes that an interactive task is sent at a time.
+pub const STDIN_BYTES: usize = 1024 * 1024;
+/// The longest name of a kind of terminal, in bytes.
+pub const TERM_BYTES: usize = 64;
 /// The longest request id, in bytes.
 pub const REQUEST_ID_BYTES: usize = 128;
 /// The last time that may be named, in milliseconds since 1970: the end of the year 9999.

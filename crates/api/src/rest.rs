@@ -5,6 +5,7 @@
 //! out what does not apply.
 
 use std::collections::HashSet;
+use std::marker::PhantomData;
 
 use base64::alphabet;
 use base64::engine::{Engine, GeneralPurpose, GeneralPurposeConfig};
@@ -15,6 +16,7 @@ use serde::de::{DeserializeOwned, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
 
 use crate::v1;
 
@@ -38,7 +40,7 @@ pub fn wrong(error: &serde_path_to_error::Error<impl std::fmt::Display>) -> Refu
 #[serde(deny_unknown_fields)]
 pub struct Enqueue {
     /// 1 to 10,000 of them.
-    #[serde(deserialize_with = "bounded")]
+    #[serde(deserialize_with = "bounded::<_, _, { bounds::TASKS_PER_ENQUEUE }>")]
     #[schema(min_items = 1, max_items = 10000)]
     pub tasks: Vec<NewTask>,
     /// Chosen by the caller. The same id again within ten minutes is the same request: it gets the first one's
@@ -125,6 +127,52 @@ pub struct NewTask {
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 2_592_000_000_u64)]
     pub unique_ms: Option<u64>,
+    /// Given to whoever runs it; a worker of commands places them in the run's own directory. Each has a name of its own
+    /// and at most 1 MiB; all of them and the payload together have at most 4 MiB.
+    #[serde(default, deserialize_with = "bounded::<_, _, { bounds::FILES_PER_TASK }>")]
+    #[schema(max_items = 64)]
+    pub files: Vec<File>,
+}
+
+/// An input file of a task. What is in it is one of `text` and `base64`, or nothing.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// What it is called: a name and no path.
+    #[schema(
+        min_length = 1,
+        max_length = 128,
+        pattern = r"^(?!\.{1,2}$)[^/\x00-\x1f\x7f-\x9f]+$",
+        example = "page.html"
+    )]
+    pub name: String,
+    /// A text.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(nullable = false)]
+    pub text: Option<String>,
+    /// Bytes, in base64.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(
+        nullable = false,
+        content_encoding = "base64",
+        pattern = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+    )]
+    pub base64: Option<String>,
+}
+
+impl File {
+    /// The same on the wire.
+    fn wire(self) -> Result<v1::File, Refusal> {
+        let content = match (self.text, self.base64) {
+            (Some(_), Some(_)) => {
+                return Err(Refusal::invalid("text", "goes with no base64; give one of them"));
+            }
+            (Some(text), None) => text.into_bytes(),
+            (None, Some(base64)) => from_base64(base64)?,
+            (None, None) => Vec::new(),
+        };
+        Ok(v1::File { name: self.name, content: content.into() })
+    }
 }
 
 /// How a task is tried again when it fails.
@@ -222,41 +270,53 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
     T::deserialize(deserializer).map(Some)
 }
 
-/// Tasks, and one more than there may be; the rest is passed over, so that it takes no memory before it is refused.
-fn bounded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NewTask>, D::Error> {
-    struct Tasks;
+/// A list, and one more than there may be; the rest is passed over, so that it takes no memory before it is refused.
+fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>, const MOST: usize>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    struct List<T, const MOST: usize>(PhantomData<T>);
 
-    impl<'de> Visitor<'de> for Tasks {
-        type Value = Vec<NewTask>;
+    impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
+        type Value = Vec<T>;
 
         fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a list of tasks")
+            f.write_str("a list")
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<NewTask>, A::Error> {
-            let mut tasks = Vec::new();
-            while tasks.len() <= bounds::TASKS_PER_ENQUEUE {
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut taken = Vec::new();
+            while taken.len() <= MOST {
                 match list.next_element()? {
-                    Some(task) => tasks.push(task),
-                    None => return Ok(tasks),
+                    Some(next) => taken.push(next),
+                    None => return Ok(taken),
                 }
             }
             while list.next_element::<IgnoredAny>()?.is_some() {}
-            Ok(tasks)
+            Ok(taken)
         }
     }
 
-    deserializer.deserialize_seq(Tasks)
+    deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
 }
 
 /// A whole number or none. To JSON 2 and 2.0 are the same number, and some programs write the second.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<Option<T>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else { return Ok(None) };
+    let wrong = || D::Error::custom(format!("{number} is out of range, or not a whole number"));
+    whole_number(&number).map(Some).ok_or_else(wrong)
+}
+
+/// The same, where there must be one.
+fn some_whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
+    let number = serde_json::Number::deserialize(deserializer)?;
+    let wrong = || D::Error::custom(format!("{number} is out of range, or not a whole number"));
+    whole_number(&number).ok_or_else(wrong)
+}
+
+fn whole_number<T: TryFrom<u64>>(number: &serde_json::Number) -> Option<T> {
     let exact = |float: f64| (float.fract() == 0.0 && (0.0..9e15).contains(&float)).then_some(float as u64);
     let whole = number.as_u64().or_else(|| number.as_f64().and_then(exact));
-    let fits = whole.and_then(|whole| T::try_from(whole).ok());
-    let wrong = || D::Error::custom(format!("{number} is out of range, or not a whole number"));
-    fits.map(Some).ok_or_else(wrong)
+    whole.and_then(|whole| T::try_from(whole).ok())
 }
 
 /// Base64 as everybody writes it, also those whose last character has bits to spare.
@@ -264,6 +324,10 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
+
+fn from_base64(text: String) -> Result<Vec<u8>, Refusal> {
+    BASE64.decode(text).map_err(|error| Refusal::invalid("base64", format!("cannot be read: {error}")))
+}
 
 impl NewTask {
     /// The same on the wire.
@@ -281,13 +345,15 @@ impl NewTask {
                 String::from(Box::<str>::from(json)).into_bytes()
             }
             (_, Some(text), _) => text.into_bytes(),
-            (.., Some(base64)) => BASE64
-                .decode(base64)
-                .map_err(|error| Refusal::invalid("base64", format!("cannot be read: {error}")))?,
+            (.., Some(base64)) => from_base64(base64)?,
             (None, None, None) => Vec::new(),
         };
         let retry = self.retry.map(TaskRetry::to_wire).transpose();
+        let file = |(n, file): (usize, File)| {
+            file.wire().map_err(|refusal| refusal.within(format_args!("files[{n}]")))
+        };
         Ok(v1::NewTask {
+            files: self.files.into_iter().enumerate().map(file).collect::<Result<_, _>>()?,
             payload: payload.into(),
             key: self.key.unwrap_or_default(),
             weight_thousandths: self.weight.map(weight).transpose()?,
@@ -435,6 +501,9 @@ pub struct Task {
     /// What its payload is, if somebody said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
+    /// Its files. Not in events.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileInfo>,
     /// How long one run may take, if that is bounded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_duration_ms: Option<u64>,
@@ -456,15 +525,33 @@ pub struct Task {
     /// While it waits: `ahead` is all of them, not only those that memory knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ahead_is_exact: Option<bool>,
-    /// While it waits: what for.
+    /// While it waits: when it will start, as far as that is known. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<Estimate>,
+    /// While it waits: what for. The message of the first of `holds`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
+    /// While it waits: every rule that stands in its way now, in the order in which the scheduler asks. Not in lists.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<Hold>,
     /// While it runs: the seat of its worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seat: Option<String>,
     /// While it runs: it was canceled and is being stopped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopping: Option<bool>,
+    /// While it runs: how long the run may take as things stand, from its start. Absent: as long as it likes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_ms: Option<u64>,
+    /// While it runs: when its time is over, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    /// While it runs: the duration of the class that it holds. Absent: its queue has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_ms: Option<u64>,
+    /// While it runs: it has less time than it had at its start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Cut>,
     /// While it runs: the last that it said of how far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
@@ -492,6 +579,98 @@ pub struct Task {
     pub replayed_as: Option<String>,
 }
 
+/// An input file of a task, without what is in it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct FileInfo {
+    /// What it is called.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A run has less time than it had at its start.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Cut {
+    /// What it had. Absent: as much as it liked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from_ms: Option<u64>,
+    /// What it has.
+    pub to_ms: u64,
+    /// When that was decided, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// class_full (a task needed its class), no_free_slot (a task needed its slot sooner), denied (an interactive task found
+    /// no slot) or shortened (its client wanted it).
+    pub kind: String,
+    /// Why, in words.
+    pub reason: String,
+}
+
+impl From<v1::Cut> for Cut {
+    fn from(cut: v1::Cut) -> Cut {
+        let v1::Cut { from_ms, to_ms, at_ms, reason, kind } = cut;
+        Cut { from_ms: (from_ms > 0).then_some(from_ms), to_ms, at_ms, kind, reason }
+    }
+}
+
+/// A rule that stands in the way of a task that waits. Which numbers there are depends on its kind.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Hold {
+    /// gate_shut, queue_paused, key_paused, key_limit, key_rate, queue_rate, class_full, no_worker, no_free_slot,
+    /// higher_priority, other_keys, own_key, reading or writing. There may be more in time.
+    pub kind: String,
+    /// In words.
+    pub message: String,
+    /// Of class_full: the duration of the class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_ms: Option<u64>,
+    /// Of class_full and key_limit: runs that count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<u64>,
+    /// Of class_full and key_limit: how many may. Of no_free_slot: the slots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// Of class_full: tasks that hold it, at most five.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<String>,
+    /// Of key_rate and queue_rate: in how long the next may start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
+    /// Of key_rate and queue_rate: the rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
+    /// Of higher_priority: which.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+    /// Of other_keys: how many keys. Of own_key: how many tasks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+}
+
+impl From<v1::Hold> for Hold {
+    fn from(hold: v1::Hold) -> Hold {
+        let v1::Hold { kind, message, class_ms, held, limit, by, wait_ms, rate, priority, count } = hold;
+        let rate = rate.map(Rate::from);
+        Hold { kind, message, class_ms, held, limit, by, wait_ms, rate, priority, count }
+    }
+}
+
+/// What to change of a task.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Shorten {
+    /// How long one run may take from now on: at most what it may take now.
+    #[serde(deserialize_with = "some_whole")]
+    #[schema(minimum = 1, maximum = 31_536_000_000_u64)]
+    pub max_duration_ms: u64,
+}
+
+/// A task that takes less time.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Shortened {
+    /// How long one run may take from now on.
+    pub max_duration_ms: u64,
+}
+
 /// A try at a task that is over.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Try {
@@ -505,7 +684,8 @@ pub struct Try {
     pub started_ms: Option<u64>,
     /// When its end was known, in milliseconds since 1970.
     pub ended_ms: u64,
-    /// succeeded, failed, failed_for_good or lost.
+    /// succeeded, failed, failed_for_good, lost, time_up (it took longer than it may) or downgraded (the same, and it had
+    /// less time than at its start).
     pub end: String,
     /// What it said of its failure.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -548,6 +728,11 @@ impl From<v1::Task> for Task {
             accepted_ms: (task.accepted_ms > 0).then_some(task.accepted_ms),
             payload_bytes: (task.accepted_ms > 0).then_some(task.payload_bytes),
             content_type: said(task.content_type),
+            files: task
+                .files
+                .into_iter()
+                .map(|v1::FileInfo { name, bytes }| FileInfo { name, bytes })
+                .collect(),
             max_duration_ms: task.max_duration_ms,
             expected_ms: task.expected_ms,
             due_ms: task.due_ms.filter(|_| state == State::Scheduled),
@@ -555,9 +740,15 @@ impl From<v1::Task> for Task {
             attach_ttl_ms: task.attach_ttl_ms,
             ahead: task.ahead.filter(|_| waits),
             ahead_is_exact: task.ahead.filter(|_| waits).map(|_| task.ahead_is_exact),
+            estimate: task.estimate.filter(|_| waits).map(Into::into),
             hold: said(task.hold).filter(|_| waits),
+            holds: task.holds.into_iter().map(Hold::from).filter(|_| waits).collect(),
             seat: said(task.seat).filter(|_| runs),
             stopping: runs.then_some(task.stopping),
+            limit_ms: task.limit_ms.filter(|_| runs),
+            deadline_ms: task.deadline_ms.filter(|_| runs),
+            class_ms: task.class_ms.filter(|_| runs),
+            cut: task.cut.map(Cut::from).filter(|_| runs),
             progress: task.progress.map(Progress::from).filter(|_| runs),
             result,
             result_base64,
@@ -797,6 +988,29 @@ impl From<v1::ManyResponse> for ReplayedMany {
     }
 }
 
+/// When a waiting task will start.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct Estimate {
+    /// 1 goes next.
+    pub position: u64,
+    /// It starts within so many milliseconds, if nothing goes ahead that does not stand ahead now. Absent: something ahead
+    /// may take as long as it likes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upper_ms: Option<u64>,
+    /// It is expected to start in so many milliseconds, by how long runs took of late. Absent: none has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_ms: Option<u64>,
+    /// Not all is known that decides it.
+    pub approximate: bool,
+}
+
+impl From<v1::Estimate> for Estimate {
+    fn from(estimate: v1::Estimate) -> Estimate {
+        let v1::Estimate { position, upper_ms, expected_ms, approximate } = estimate;
+        Estimate { position, upper_ms, expected_ms, approximate }
+    }
+}
+
 /// Something that happened to a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Event {
@@ -805,7 +1019,7 @@ pub struct Event {
     /// Which task; absent if it is none in particular.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_id: Option<String>,
-    /// Of `queued`, `scheduled`, `started` and `finished`: how it stands.
+    /// Of `queued`, `scheduled`, `started`, `cut` and `finished`: how it stands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<Task>,
     /// Of `output`: a line that its run wrote to standard error.
@@ -814,6 +1028,9 @@ pub struct Event {
     /// Of `progress`: how far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// Of `estimate`: when it will start. Of single tasks only, and when it has changed noticeably.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<Estimate>,
     /// Of `dropped`: so many events were left out, because they came too fast.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped: Option<u64>,
@@ -823,13 +1040,21 @@ impl Event {
     /// The event's name, and the event.
     pub fn named(event: v1::TaskEvent) -> (&'static str, Event) {
         let task_id = (!event.task_id.is_empty()).then_some(event.task_id);
-        let mut said =
-            Event { at_ms: event.at_ms, task_id, task: None, output: None, progress: None, dropped: None };
+        let mut said = Event {
+            at_ms: event.at_ms,
+            task_id,
+            task: None,
+            output: None,
+            progress: None,
+            estimate: None,
+            dropped: None,
+        };
         let name = match event.event {
             Some(v1::task_event::Event::Task(task)) => {
                 let name = match State::of(&task) {
                     State::Queued => "queued",
                     State::Scheduled => "scheduled",
+                    State::Running if task.cut.is_some() => "cut",
                     State::Running => "started",
                     State::Succeeded | State::Failed | State::Canceled | State::Expired => "finished",
                 };
@@ -843,6 +1068,10 @@ impl Event {
             Some(v1::task_event::Event::Progress(progress)) => {
                 said.progress = Some(progress.into());
                 "progress"
+            }
+            Some(v1::task_event::Event::Estimate(estimate)) => {
+                said.estimate = Some(estimate.into());
+                "estimate"
             }
             Some(v1::task_event::Event::Dropped(count)) => {
                 said.dropped = Some(count);
@@ -884,6 +1113,29 @@ pub struct Queue {
     /// How long the task has waited that goes next. Absent: none waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_waiting_ms: Option<u64>,
+    /// Interactive tasks that run. They are not among `running`.
+    pub interactive: u64,
+    /// How its duration classes stand, shortest first. Absent: it has none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<QueueClass>,
+}
+
+/// How a duration class of a queue stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct QueueClass {
+    /// How long its tasks may run.
+    pub duration_ms: u64,
+    /// Runs that hold it or a longer one.
+    pub held: u64,
+    /// How many may, with the slots that there are.
+    pub limit: u64,
+}
+
+impl From<v1::QueueClass> for QueueClass {
+    fn from(class: v1::QueueClass) -> QueueClass {
+        let v1::QueueClass { duration_ms, held, limit } = class;
+        QueueClass { duration_ms, held, limit }
+    }
 }
 
 impl From<v1::Queue> for Queue {
@@ -901,6 +1153,8 @@ impl From<v1::Queue> for Queue {
             paused: queue.paused,
             loop_state: queue.r#loop,
             oldest_waiting_ms: queue.oldest_waiting_ms,
+            interactive: queue.interactive,
+            classes: queue.classes.into_iter().map(QueueClass::from).collect(),
         }
     }
 }
@@ -935,6 +1189,249 @@ pub struct QueueSettings {
     /// What its keys share: every task counts one, or the time that it takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
+    /// Its duration classes, shortest first: durations grow, limits do not, and the first limit is all. A list replaces
+    /// the one before; an empty one removes it. Absent where it goes out: it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 16)]
+    pub classes: Option<Vec<ClassLimit>>,
+    /// What happens to a task whose time was up after it had been downgraded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_downgrade: Option<AfterDowngrade>,
+    /// How long the client of an interactive run is warned before it is halted; 0 is not at all.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 60_000)]
+    pub interactive_grace_ms: Option<u64>,
+    /// How many tasks of one key may run at once, unless the key has a limit of its own; 0 removes it. Absent where it
+    /// goes out: there is none.
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 4_294_967_295_u64)]
+    pub key_limit: Option<u32>,
+    /// How much of it may start in a second. Absent where it goes out: there is no rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
+    /// How much of one key may start in a second, unless the key has a rate of its own. Absent where it goes out: there is
+    /// no rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_rate: Option<Rate>,
+}
+
+/// A duration class: tasks that may take so long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClassLimit {
+    /// How long a task of this class may run.
+    #[serde(deserialize_with = "some_whole")]
+    #[schema(minimum = 1, maximum = 31_536_000_000_u64)]
+    pub duration_ms: u64,
+    /// How many runs may hold this class or a longer one.
+    pub limit: Limit,
+}
+
+/// How many runs may hold a class or a longer one: `"all"` (as many as there are slots), a number of slots, or a part of
+/// the slots that there are, such as `"25%"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// As many as there are slots.
+    All,
+    /// So many, or as many as there are slots if these are fewer.
+    Slots(u32),
+    /// So many in a hundred of the slots that there are, and at least one.
+    Percent(u8),
+}
+
+/// What is said of a limit that cannot be read.
+const LIMIT: &str = "use \"all\", a number of slots such as 8, or a percentage such as \"25%\"";
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Limit::All => f.write_str("all"),
+            Limit::Slots(slots) => write!(f, "{slots}"),
+            Limit::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl Serialize for Limit {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Limit::Slots(slots) => serializer.serialize_u32(*slots),
+            Limit::All | Limit::Percent(_) => serializer.collect_str(self),
+        }
+    }
+}
+
+impl std::str::FromStr for Limit {
+    type Err = String;
+
+    /// Reads `all`, `8` or `25%`.
+    fn from_str(text: &str) -> Result<Limit, String> {
+        let wrong = || {
+            format!("{text:?} is no limit; use all, a number of slots such as 8, or a percentage such as 25%")
+        };
+        match (text, text.strip_suffix('%')) {
+            ("all", _) => Ok(Limit::All),
+            (_, Some(percent)) => percent.parse().map(Limit::Percent).map_err(|_| wrong()),
+            (slots, None) => slots.parse().map(Limit::Slots).map_err(|_| wrong()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Limit, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Said {
+            Number(serde_json::Number),
+            Text(String),
+        }
+        let wrong = |is: &dyn std::fmt::Display| D::Error::custom(format!("{is} is no limit; {LIMIT}"));
+        match Said::deserialize(deserializer).map_err(|_| wrong(&"this"))? {
+            Said::Number(number) => whole_number(&number).map(Limit::Slots).ok_or_else(|| wrong(&number)),
+            // A number is written as one.
+            Said::Text(text) => match text.parse() {
+                Ok(limit @ (Limit::All | Limit::Percent(_))) => Ok(limit),
+                Ok(Limit::Slots(_)) | Err(_) => Err(wrong(&format_args!("{text:?}"))),
+            },
+        }
+    }
+}
+
+impl utoipa::PartialSchema for Limit {
+    fn schema() -> RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
+        let slots =
+            ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(4_294_967_295_u64));
+        let part = ObjectBuilder::new().schema_type(Type::String).pattern(Some("^(all|100%|[1-9][0-9]?%)$"));
+        let about = "`\"all\"` (as many as there are slots), a number of slots, or a part of the slots that there are, such \
+                     as `\"25%\"`.";
+        OneOfBuilder::new().item(slots).item(part).description(Some(about)).into()
+    }
+}
+
+impl ToSchema for Limit {}
+
+impl ClassLimit {
+    fn to_wire(self) -> v1::ClassLimit {
+        let limit = match self.limit {
+            Limit::All => v1::class_limit::Limit::All(true),
+            Limit::Slots(slots) => v1::class_limit::Limit::Slots(slots),
+            Limit::Percent(percent) => v1::class_limit::Limit::Percent(percent.into()),
+        };
+        v1::ClassLimit { duration_ms: self.duration_ms, limit: Some(limit) }
+    }
+}
+
+impl From<v1::ClassLimit> for ClassLimit {
+    fn from(class: v1::ClassLimit) -> ClassLimit {
+        let limit = match class.limit {
+            Some(v1::class_limit::Limit::Slots(slots)) => Limit::Slots(slots),
+            Some(v1::class_limit::Limit::Percent(percent)) => {
+                Limit::Percent(u8::try_from(percent).unwrap_or(u8::MAX))
+            }
+            Some(v1::class_limit::Limit::All(_)) | None => Limit::All,
+        };
+        ClassLimit { duration_ms: class.duration_ms, limit }
+    }
+}
+
+/// What happens to a task whose time was up after it had been downgraded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AfterDowngrade {
+    /// It has failed.
+    Fail,
+    /// It is tried again at once, as long as it has attempts.
+    Requeue,
+}
+
+impl AfterDowngrade {
+    /// On the wire.
+    pub fn to_wire(self) -> v1::AfterDowngrade {
+        match self {
+            AfterDowngrade::Fail => v1::AfterDowngrade::Fail,
+            AfterDowngrade::Requeue => v1::AfterDowngrade::Requeue,
+        }
+    }
+
+    fn of(settings: &v1::QueueSettings) -> Option<AfterDowngrade> {
+        match settings.after_downgrade() {
+            v1::AfterDowngrade::Fail => Some(AfterDowngrade::Fail),
+            v1::AfterDowngrade::Requeue => Some(AfterDowngrade::Requeue),
+            v1::AfterDowngrade::Unspecified => None,
+        }
+    }
+}
+
+/// How much may start.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// So much in a second, with at most three decimals; 0 removes the rate.
+    #[schema(minimum = 0, maximum = 1_000_000, multiple_of = 0.001)]
+    pub per_second: f64,
+    /// So much at once after a pause; as much as in a second, and at least 1, if nobody says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1_000_000, multiple_of = 0.001)]
+    pub burst: Option<f64>,
+    /// What it counts; tasks, if nobody says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<RateUnit>,
+}
+
+/// What a rate counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RateUnit {
+    /// Every start counts one.
+    Tasks,
+    /// A start counts what its task costs: where time is shared, the seconds that it is expected to take; 1 elsewhere.
+    Cost,
+}
+
+impl Rate {
+    /// The same on the wire.
+    pub fn to_wire(self) -> Result<v1::Rate, Refusal> {
+        let thousandths = |field: &str, is: f64, from: f64| {
+            let most = bounds::RATE as f64 / 1e3;
+            let rounded = (is * 1e3).round();
+            let wrong = || {
+                let text =
+                    format!("{is:?} is out of range; use {from} to {most} with at most three decimals");
+                Refusal::invalid(field, text)
+            };
+            let good = (from..=most).contains(&is) && rounded / 1e3 == is;
+            if good { Ok(rounded as u64) } else { Err(wrong()) }
+        };
+        let unit = match self.unit {
+            Some(RateUnit::Cost) => v1::RateUnit::Cost,
+            Some(RateUnit::Tasks) | None => v1::RateUnit::Tasks,
+        };
+        Ok(v1::Rate {
+            per_second_thousandths: thousandths("per_second", self.per_second, 0.0)?,
+            burst_thousandths: self.burst.map(|burst| thousandths("burst", burst, 1.0)).transpose()?,
+            unit: unit.into(),
+        })
+    }
+
+    /// From the wire; none, if it is 0 a second.
+    fn some(rate: v1::Rate) -> Option<Rate> {
+        (rate.per_second_thousandths > 0).then(|| rate.into())
+    }
+}
+
+impl From<v1::Rate> for Rate {
+    fn from(rate: v1::Rate) -> Rate {
+        let unit = match rate.unit() {
+            v1::RateUnit::Tasks | v1::RateUnit::Unspecified => RateUnit::Tasks,
+            v1::RateUnit::Cost => RateUnit::Cost,
+        };
+        Rate {
+            per_second: rate.per_second_thousandths as f64 / 1e3,
+            burst: rate.burst_thousandths.map(|burst| burst as f64 / 1e3),
+            unit: Some(unit),
+        }
+    }
 }
 
 /// What a queue's keys share.
@@ -975,6 +1472,18 @@ impl QueueSettings {
             retention_ms: self.retention_ms,
             paused: self.paused,
             share: self.share.map(|share| share.to_wire().into()),
+            classes: self.classes.map(|classes| v1::Classes {
+                classes: classes.into_iter().map(ClassLimit::to_wire).collect(),
+            }),
+            after_downgrade: self.after_downgrade.map(|after| after.to_wire().into()),
+            interactive_grace_ms: self.interactive_grace_ms,
+            key_limit: self.key_limit,
+            rate: self.rate.map(Rate::to_wire).transpose().map_err(|refusal| refusal.within("rate"))?,
+            key_rate: self
+                .key_rate
+                .map(Rate::to_wire)
+                .transpose()
+                .map_err(|refusal| refusal.within("key_rate"))?,
         })
     }
 }
@@ -983,6 +1492,15 @@ impl From<v1::QueueSettings> for QueueSettings {
     fn from(settings: v1::QueueSettings) -> QueueSettings {
         QueueSettings {
             share: Share::of(&settings),
+            after_downgrade: AfterDowngrade::of(&settings),
+            classes: settings
+                .classes
+                .map(|of| of.classes.into_iter().map(ClassLimit::from).collect::<Vec<_>>())
+                .filter(|classes| !classes.is_empty()),
+            interactive_grace_ms: settings.interactive_grace_ms,
+            key_limit: settings.key_limit.filter(|limit| *limit > 0),
+            rate: settings.rate.and_then(Rate::some),
+            key_rate: settings.key_rate.and_then(Rate::some),
             retry: settings.retry.map(Retry::from),
             retention_ms: settings.retention_ms,
             paused: settings.paused,
@@ -1022,18 +1540,25 @@ pub struct SetKey {
     pub weight: Option<f64>,
     /// True: its tasks wait, and what runs goes on.
     pub paused: Option<bool>,
+    /// How many of its tasks may run at once, whatever its queue says; 0 is what its queue says again.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(maximum = 4_294_967_295_u64)]
+    pub limit: Option<u32>,
+    /// How much of it may start in a second, whatever its queue says; 0 a second is what its queue says again.
+    pub rate: Option<Rate>,
 }
 
 impl SetKey {
     /// The same on the wire.
     pub fn to_wire(self, queue: String) -> Result<v1::SetKeyRequest, Refusal> {
-        let SetKey { key, weight, paused } = self;
+        let SetKey { key, weight, paused, limit, rate } = self;
+        let rate = rate.map(Rate::to_wire).transpose().map_err(|refusal| refusal.within("rate"))?;
         let weight_thousandths = match weight {
             Some(0.0) => Some(0),
             Some(weight) => Some(Weight::new(weight)?.thousandths()),
             None => None,
         };
-        Ok(v1::SetKeyRequest { queue, key, weight_thousandths, paused })
+        Ok(v1::SetKeyRequest { queue, key, weight_thousandths, paused, limit, rate })
     }
 }
 
@@ -1097,6 +1622,15 @@ pub struct QueueKey {
     pub share_due: f64,
     /// It may not run.
     pub paused: bool,
+    /// How many of its tasks may run at once: its own limit, or its queue's. Absent: as many as there are slots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+    /// How much of it may start in a second: its own rate, or its queue's. Absent: as much as there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
+    /// Why none of its tasks may start now: `paused`, `limit` or `rate`. Absent: one may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
 }
 
 impl From<v1::QueueKey> for QueueKey {
@@ -1110,6 +1644,9 @@ impl From<v1::QueueKey> for QueueKey {
             share: key.share,
             share_due: key.share_due,
             paused: key.paused,
+            limit: key.limit,
+            rate: key.rate.map(Rate::from),
+            held: (!key.held.is_empty()).then_some(key.held),
         }
     }
 }

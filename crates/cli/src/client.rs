@@ -48,6 +48,18 @@ pub(crate) struct TaskArgs {
     pub(crate) look: LookArgs,
 }
 
+/// One task, and how long it may take.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ShortenArgs {
+    /// The task's id, such as 0-42
+    id: String,
+    /// How long one run of it may take from now on, such as 5s
+    #[arg(value_parser = parse::duration, value_name = "TIME")]
+    time: Duration,
+    #[command(flatten)]
+    look: LookArgs,
+}
+
 /// Which tasks: those that match everything that is named.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct FilterArgs {
@@ -137,6 +149,16 @@ pub(crate) struct ListArgs {
     cursor: Option<String>,
     #[command(flatten)]
     look: LookArgs,
+}
+
+pub(crate) async fn shorten(args: ShortenArgs) -> Done {
+    args.look.server.client()?.shorten(&args.id, args.time).await?;
+    let max_duration_ms = args.time.as_millis() as u64;
+    match args.look.json {
+        true => print_json(&rest::Shortened { max_duration_ms })?,
+        false => print(format!("task {} may take {}\n", args.id, show::duration(max_duration_ms)))?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) async fn get(args: TaskArgs) -> Done {

@@ -32,8 +32,8 @@ const SECTIONS: [Section; 3] = [
     Section {
         name: "client",
         commands: &[
-            "status", "submit", "get", "watch", "explain", "cancel", "replay", "list", "queues", "queue",
-            "workers", "gate", "top",
+            "status", "submit", "get", "watch", "explain", "shorten", "cancel", "replay", "list", "queues",
+            "queue", "workers", "gate", "top",
         ],
     },
     Section { name: "serve", commands: &["serve", "dev"] },

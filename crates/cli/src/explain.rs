@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
 use evenhand::{Client, Kind, Refusal};
-use evenhand_api::rest::{QueueKey, Shard, Share, State, Status, Task, Worker};
+use evenhand_api::rest::{Hold, QueueKey, Shard, Share, State, Status, Task, Worker};
 use serde::Serialize;
 
 use crate::Done;
@@ -150,9 +150,8 @@ fn meaning(known: &Known) -> (String, Vec<String>) {
         let hints = vec![wait, "evenhand gate open   opens it now; it says what that risks".into()];
         return (format!("task {id} waits: the start gate is shut, nothing starts: {waits}"), hints);
     }
-    if task.hold.as_deref() == Some("its queue is paused") {
-        let hint = format!("evenhand queue resume {queue}   starts its tasks again");
-        return (format!("task {id} waits: its queue {queue} is paused"), vec![hint]);
+    if let Some((why, hints)) = task.holds.first().and_then(|hold| ruled_out(task, hold)) {
+        return (format!("task {id} waits: {why}"), hints);
     }
     let start = |more: &str| format!("evenhand worker {queue} -- COMMAND   starts {more} worker for it");
     if workers.is_empty() {
@@ -202,6 +201,39 @@ fn meaning(known: &Known) -> (String, Vec<String>) {
     (format!("task {id} waits: {why}{}", ahead.unwrap_or_default()), hints)
 }
 
+/// What a rule means that has nothing to do with slots, and what to do about it; None, if it is about slots and turns.
+fn ruled_out(task: &Task, hold: &Hold) -> Option<(String, Vec<String>)> {
+    let Task { id, queue, key, .. } = task;
+    let key = if key.is_empty() { "''" } else { key };
+    let message = hold.message.clone();
+    let hints = match hold.kind.as_str() {
+        "queue_paused" => {
+            let hint = format!("evenhand queue resume {queue}   starts its tasks again");
+            return Some((format!("its queue {queue} is paused"), vec![hint]));
+        }
+        "key_paused" => vec![format!("evenhand queue resume {queue} --key {key}   starts its tasks again")],
+        "key_limit" => vec![
+            "wait until one of them has ended".into(),
+            format!("evenhand queue key {queue} {key} --limit N   lets more of its tasks run at once"),
+        ],
+        "key_rate" => vec![
+            "this passes by itself".into(),
+            format!("evenhand queue key {queue} {key} --rate N/s   lets more of its tasks start"),
+        ],
+        "queue_rate" => vec![
+            "this passes by itself".into(),
+            format!("evenhand queue set {queue} --rate N/s   lets more of its tasks start"),
+        ],
+        "class_full" => vec![
+            "wait until one of them has ended".into(),
+            format!("evenhand shorten {id} TIME   if it needs less: a shorter class may have room"),
+            format!("evenhand queue set {queue} --classes ...   gives the class more room"),
+        ],
+        _ => return None,
+    };
+    Some((message, hints))
+}
+
 /// The number in "priority 2 goes first".
 fn hold_priority(hold: &str) -> &str {
     hold.split(' ').nth(1).unwrap_or("0")
@@ -224,7 +256,9 @@ fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
         facts.fact("position", place.unwrap_or_default());
         // The gate says the same, below.
         if shard.as_ref().is_none_or(|shard| shard.open) {
-            facts.fact("waits for", task.hold.as_deref().unwrap_or_default());
+            let all: Vec<&str> = task.holds.iter().map(|hold| hold.message.as_str()).collect();
+            let said = if all.is_empty() { task.hold.clone().unwrap_or_default() } else { all.join("\n") };
+            facts.fact("waits for", said);
         }
     }
     if task.state == State::Scheduled {
@@ -236,15 +270,17 @@ fn text(explained: &Explained, room: Option<usize>, paint: Paint) -> String {
     }
     if let Some(key) = key.as_ref().filter(|_| !task.state.is_over()) {
         let name = if key.key.is_empty() { "the shared key" } else { &key.key };
-        facts.fact(
-            "key",
+        facts.fact("key", {
+            let limit = key.limit.map_or_else(String::new, |limit| format!(" of {limit} at most"));
+            let rate =
+                key.rate.as_ref().map_or_else(String::new, |of| format!(", {} may start", show::rate(of)));
             format!(
-                "{name}, weight {}, {} waiting, {} running",
+                "{name}, weight {}, {} waiting, {} running{limit}{rate}",
                 show::weight(key.weight),
                 count(key.waiting),
                 count(key.running)
-            ),
-        );
+            )
+        });
         // Where nothing can start, nobody gets a share.
         if !workers.is_empty() {
             let judged = match is_short(key) {
@@ -331,6 +367,50 @@ mod tests {
         }
     }
 
+    fn rule(kind: &str, message: &str) -> Hold {
+        Hold::from(wire::Hold { kind: kind.into(), message: message.into(), ..wire::Hold::default() })
+    }
+
+    #[test]
+    fn every_rule_in_its_way_is_told_and_the_first_says_what_to_do() {
+        let mut known = Known { workers: vec![worker("gpu-1", 7, "")], ..waiting() };
+        known.task.holds = vec![
+            rule("class_full", "the 30s class is full: 2 of 2 held by 0-1, 0-2"),
+            rule("other_keys", "3 other keys share the queue and go before its key"),
+        ];
+        check(
+            known,
+            &expect![[r#"
+            task 0-42 waits: the 30s class is full: 2 of 2 held by 0-1, 0-2
+
+              state     queued, attempt 1 of 5
+              position  3 ahead in queue render, priority 5
+              waits for the 30s class is full: 2 of 2 held by 0-1, 0-2
+                        3 other keys share the queue and go before its key
+              workers   1 worker serves render; 1 can take work
+                        gpu-1: healthy, 7 of 8 slots running
+              gate      open
+
+            What to do:
+              wait until one of them has ended
+              evenhand shorten 0-42 TIME   if it needs less: a shorter class may have room
+              evenhand queue set render --classes ...   gives the class more room
+        "#]],
+        );
+        for (kind, hint) in [
+            ("key_paused", "evenhand queue resume render --key acme"),
+            ("key_limit", "evenhand queue key render acme --limit N"),
+            ("key_rate", "evenhand queue key render acme --rate N/s"),
+            ("queue_rate", "evenhand queue set render --rate N/s"),
+        ] {
+            let mut known = Known { workers: vec![worker("gpu-1", 7, "")], ..waiting() };
+            known.task.holds = vec![rule(kind, "some words")];
+            let (why, hints) = meaning(&known);
+            assert_eq!(why, "task 0-42 waits: some words");
+            assert!(hints.iter().any(|said| said.starts_with(hint)), "{kind}: {hints:?}");
+        }
+    }
+
     fn worker(seat: &str, running: u32, why_not: &str) -> Worker {
         let health = if why_not.is_empty() { "healthy" } else { "unhealthy" };
         wire::Worker {
@@ -383,6 +463,9 @@ mod tests {
             share: 0.12,
             share_due: 0.5,
             paused: false,
+            limit: None,
+            rate: None,
+            held: None,
         };
         check(
             Known {
@@ -421,6 +504,9 @@ mod tests {
             share: 0.5,
             share_due: 0.5,
             paused: false,
+            limit: None,
+            rate: None,
+            held: None,
         };
         let known = Known {
             key: Some(key),
@@ -530,7 +616,7 @@ mod tests {
     #[test]
     fn a_paused_queue_and_a_time_to_come_are_waited_for() {
         let mut known = Known { workers: vec![worker("gpu-1", 0, "")], ..waiting() };
-        known.task.hold = Some("its queue is paused".into());
+        known.task.holds = vec![rule("queue_paused", "its queue is paused")];
         let (why, hints) = meaning(&known);
         assert_eq!(why, "task 0-42 waits: its queue render is paused");
         assert_eq!(hints, ["evenhand queue resume render   starts its tasks again"]);

@@ -4,10 +4,11 @@
 //! error. It ends with 0 if all is well, and otherwise by the kind of the error: see `evenhand --help`.
 //!
 //! In reading order: `config` (which settings count), `serve`, `worker`, `dev` (what goes on until it is stopped),
-//! `client` (what asks a server and ends), `submit`, `watch`, `explain`, `many` (cancel and replay), `queue`,
+//! `client` (what asks a server and ends), `submit`, `attach`, `watch`, `explain`, `many` (cancel and replay), `queue`,
 //! `workers`, `gate`, `top`;
 //! `bench`, `store`; `show` and `table` make what people see, `terminal` brings it to them, `parse` reads what they type.
 
+mod attach;
 mod bench;
 mod client;
 mod config;
@@ -51,6 +52,7 @@ Examples:
   evenhand serve --data /var/lib/evenhand        a server
   evenhand worker render=3 mail=1 -- ./work.sh   a worker for two queues
   evenhand submit render --key acme 'page 7'     a task
+  evenhand attach shell --tty                    a worker's command, to talk to
   evenhand explain 0-42                          why it is not running
   evenhand replay --queue render --state failed  what failed, once more
   evenhand top                                   everything at a glance
@@ -78,6 +80,8 @@ enum Command {
     Worker(worker::Args),
     /// Submit a task, or many
     Submit(submit::Args),
+    /// Talk to a worker's command: it runs now, or not at all
+    Attach(attach::Args),
     /// Show how a task stands
     #[command(after_help = "Examples:\n  evenhand get 0-42\n  evenhand get 0-42 --json | jq -r .state")]
     Get(client::TaskArgs),
@@ -85,6 +89,12 @@ enum Command {
     Watch(watch::Args),
     /// Say why a task is not running, and what to do about it
     Explain(explain::Args),
+    /// Give a task less time, whether it waits or runs
+    ///
+    /// So long may one run of it take from now on: never longer than before. A run that has taken longer already is
+    /// stopped.
+    #[command(after_help = "Examples:\n  evenhand shorten 0-42 5s\n  evenhand shorten 0-42 250ms --json")]
+    Shorten(client::ShortenArgs),
     /// Cancel tasks
     ///
     /// A task that waits will never run. One that runs is stopped: its worker is told to end it.
@@ -100,7 +110,7 @@ enum Command {
         after_help = "Examples:\n  evenhand queues\n  evenhand queues --json | jq '.queues[] | {queue, waiting}'"
     )]
     Queues(client::LookArgs),
-    /// Show and change how a queue treats its tasks: retries, retention, pause
+    /// Show and change how a queue treats its tasks: retries, retention, pause, classes, limits, rates
     #[command(subcommand)]
     Queue(queue::Command),
     /// Show the workers: their health, what they run, and why one gets no work; drain one, or give it up
@@ -202,9 +212,11 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => block_on(serve::run(args)),
         Command::Worker(args) => block_on(worker::run(args)),
         Command::Submit(args) => block_on(submit::run(args)),
+        Command::Attach(args) => block_on(attach::run(args)),
         Command::Get(args) => block_on(client::get(args)),
         Command::Watch(args) => block_on(watch::run(args)),
         Command::Explain(args) => block_on(explain::run(args)),
+        Command::Shorten(args) => block_on(client::shorten(args)),
         Command::Cancel(args) => block_on(many::cancel(args)),
         Command::Replay(args) => block_on(many::replay(args)),
         Command::List(args) => block_on(client::list(args)),

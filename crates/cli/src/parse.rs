@@ -1,6 +1,8 @@
-//! What people type: durations, times, weights, queues with weights.
+//! What people type: durations, times, weights, queues with weights, classes, limits, rates.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use evenhand_api::rest::{ClassLimit, Limit, Rate, RateUnit};
 
 /// Reads a duration: 250ms, 3s, 5m, 2h, 1d.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -139,9 +141,115 @@ pub(crate) fn queue(text: &str) -> Result<(String, u32), String> {
     Ok((name.into(), weight))
 }
 
+/// Duration classes, shortest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Classes(pub(crate) Vec<ClassLimit>);
+
+/// Reads duration classes: `3s:all,10s:8,30s:25%`; or `none`. Whether they go together is for the server to say.
+pub(crate) fn classes(text: &str) -> Result<Classes, String> {
+    if text == "none" {
+        return Ok(Classes(Vec::new()));
+    }
+    let class = |class: &str| {
+        let (time, limit) = class.trim().split_once(':').ok_or_else(|| {
+            format!("{class:?} is no class; write a duration and its limit: 3s:all,10s:8,30s:25%, or none")
+        })?;
+        let limit: Limit = limit.trim().parse()?;
+        Ok::<_, String>(ClassLimit { duration_ms: duration(time.trim())?.as_millis() as u64, limit })
+    };
+    text.split(',').map(class).collect::<Result<_, _>>().map(Classes)
+}
+
+/// Reads how many tasks of a key may run at once; 0 is `none`.
+pub(crate) fn limit(text: &str) -> Result<u32, String> {
+    let wrong = || format!("{text:?} is no limit; write how many may run at once, 1 or more, or none");
+    match text {
+        "none" => Ok(0),
+        number => number.parse().ok().filter(|limit| *limit > 0).ok_or_else(wrong),
+    }
+}
+
+/// Reads a rate: `100/s`, `30/m`, `5cost/s`, with a burst `100/s:burst=200`; `none` is 0 a second.
+pub(crate) fn rate(text: &str) -> Result<Rate, String> {
+    let wrong = || {
+        format!(
+            "{text:?} is no rate; write 100/s, 30/m, 5cost/s or 100/s:burst=200, at least 0.001/s; or none"
+        )
+    };
+    if text == "none" {
+        return Ok(Rate { per_second: 0.0, burst: None, unit: None });
+    }
+    let (speed, burst) = match text.split_once(":burst=") {
+        Some((speed, burst)) => (speed, Some(burst)),
+        None => (text, None),
+    };
+    let (amount, seconds) = match speed.rsplit_once('/') {
+        Some((amount, "s")) => (amount, 1.0),
+        Some((amount, "m")) => (amount, 60.0),
+        _ => return Err(wrong()),
+    };
+    let (amount, unit) = match amount.strip_suffix("cost") {
+        Some(amount) => (amount, RateUnit::Cost),
+        None => (amount, RateUnit::Tasks),
+    };
+    // Thousandths, as they are kept: a part of a minute is rounded to them.
+    let number = |text: &str, over: f64| {
+        let number: f64 = text.trim().parse().ok()?;
+        let rounded = (number / over * 1e3).round() / 1e3;
+        (rounded.is_finite() && rounded > 0.0).then_some(rounded)
+    };
+    let per_second = number(amount, seconds).ok_or_else(wrong)?;
+    let burst = burst.map(|burst| number(burst, 1.0).ok_or_else(wrong)).transpose()?;
+    Ok(Rate { per_second, burst, unit: Some(unit) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn classes_are_read_and_a_wrong_one_says_what_to_write() {
+        let class = |duration_ms, limit| ClassLimit { duration_ms, limit };
+        let three =
+            [class(3_000, Limit::All), class(10_000, Limit::Slots(8)), class(30_000, Limit::Percent(25))];
+        assert_eq!(classes("3s:all,10s:8,30s:25%"), Ok(Classes(three.into())));
+        assert_eq!(classes("3s:all, 10s:8, 30s:25%"), Ok(Classes(three.into())));
+        assert_eq!(classes("none"), Ok(Classes(Vec::new())));
+        for (wrong, says) in [
+            ("", "is no class; write a duration and its limit"),
+            ("3s", "\"3s\" is no class"),
+            ("3s:all,", "is no class"),
+            ("3:all", "\"3\" is no duration; write 250ms, 3s"),
+            (
+                "3s:some",
+                "\"some\" is no limit; use all, a number of slots such as 8, or a percentage such as 25%",
+            ),
+            ("3s:-1", "\"-1\" is no limit"),
+            ("3s:300%", "\"300%\" is no limit"),
+        ] {
+            let said = classes(wrong).unwrap_err();
+            assert!(said.contains(says), "{wrong}: {said}");
+        }
+    }
+
+    #[test]
+    fn limits_and_rates_are_read() {
+        assert_eq!([limit("4"), limit("none")], [Ok(4), Ok(0)]);
+        for wrong in ["", "0", "-1", "4.5", "all"] {
+            assert!(limit(wrong).unwrap_err().contains("1 or more, or none"), "{wrong:?}");
+        }
+        let read = |text: &str| rate(text).map(|rate| (rate.per_second, rate.burst, rate.unit));
+        assert_eq!(read("100/s"), Ok((100.0, None, Some(RateUnit::Tasks))));
+        assert_eq!(read("0.5/s:burst=3"), Ok((0.5, Some(3.0), Some(RateUnit::Tasks))));
+        assert_eq!(read("30/m"), Ok((0.5, None, Some(RateUnit::Tasks))));
+        assert_eq!(read("5cost/s:burst=60"), Ok((5.0, Some(60.0), Some(RateUnit::Cost))));
+        assert_eq!(read("none"), Ok((0.0, None, None)));
+        for wrong in
+            ["", "100", "100/h", "/s", "x/s", "0/s", "-1/s", "0.0001/s", "1/s:burst", "1/s:burst=", "nan/s"]
+        {
+            assert!(rate(wrong).unwrap_err().contains("write 100/s"), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn durations_weights_and_queues_are_read() {

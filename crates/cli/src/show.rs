@@ -4,9 +4,11 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evenhand_api::rest::{
-    Event, Progress, Queue, QueueDetail, QueueSet, QueueSettings, ServedQueue, Shard, Share, State, Status,
-    Task, Try, Worker,
+    AfterDowngrade, ClassLimit, Estimate, Event, FileInfo, Progress, Queue, QueueClass, QueueDetail,
+    QueueKey, QueueSet, QueueSettings, Rate, RateUnit, ServedQueue, Shard, Share, State, Status, Task, Try,
+    Worker,
 };
+use evenhand_core::admission::classes;
 
 use crate::table::{Cell, Table, bytes, column, count, number, of};
 use crate::terminal::{Look, Paint, plain, width, wrap};
@@ -22,6 +24,39 @@ pub(crate) fn age(ms: u64) -> String {
         120_000..7_200_000 => format!("{} min", ms / 60_000),
         7_200_000..172_800_000 => format!("{} h", ms / 3_600_000),
         _ => format!("{} d", ms / 86_400_000),
+    }
+}
+
+/// A duration as it is typed: 250ms, 3s, 5m.
+pub(crate) fn duration(ms: u64) -> String {
+    classes::name(ms)
+}
+
+/// How classes stand: 3s 5/8  10s 2/4.
+pub(crate) fn classes_held(classes: &[QueueClass]) -> String {
+    let class =
+        |class: &QueueClass| format!("{} {}/{}", duration(class.duration_ms), class.held, class.limit);
+    classes.iter().map(class).collect::<Vec<_>>().join("  ")
+}
+
+/// A rate as it is typed: 100/s, 5cost/s:burst=60. A burst of a second's worth is not worth a word.
+pub(crate) fn rate(rate: &Rate) -> String {
+    let unit = match rate.unit {
+        Some(RateUnit::Cost) => "cost",
+        Some(RateUnit::Tasks) | None => "",
+    };
+    let burst = rate.burst.filter(|burst| *burst != rate.per_second.max(1.0));
+    let burst = burst.map_or_else(String::new, |burst| format!(":burst={}", weight(burst)));
+    format!("{}{unit}/s{burst}", weight(rate.per_second))
+}
+
+/// Why none of a key's tasks may start now; nothing, if one may.
+pub(crate) fn key_held(key: &QueueKey) -> String {
+    match (key.held.as_deref(), key.limit, &key.rate) {
+        (Some("limit"), Some(limit), _) => format!("limit {limit}"),
+        (Some("rate"), _, Some(of)) => format!("rate {}", rate(of)),
+        (Some(other), ..) => other.into(),
+        (None, ..) => String::new(),
     }
 }
 
@@ -78,10 +113,23 @@ fn look(state: State) -> Look {
     }
 }
 
-/// How many go before a task.
+/// When a waiting task will start, as far as that is known.
+fn start(estimate: &Estimate) -> Option<String> {
+    let more = if estimate.approximate { " or so" } else { "" };
+    let expected = estimate.expected_ms.map(|ms| format!("starts in about {}", age(ms)));
+    let upper = estimate.upper_ms.map(|ms| format!("within {}{more}", age(ms)));
+    let said: Vec<String> = [expected, upper].into_iter().flatten().collect();
+    (!said.is_empty()).then(|| said.join(", "))
+}
+
+/// How many go before a task, and when it will start.
 pub(crate) fn position(task: &Task) -> Option<String> {
     let least = if task.ahead_is_exact == Some(true) { "" } else { "at least " };
-    task.ahead.map(|n| format!("{least}{} ahead", count(n)))
+    let ahead = task.ahead.map(|n| format!("{least}{} ahead", count(n)))?;
+    match task.estimate.as_ref().and_then(start) {
+        Some(start) => Some(format!("{ahead}, {start}")),
+        None => Some(ahead),
+    }
 }
 
 /// Which try it is, of how many.
@@ -102,7 +150,8 @@ pub(crate) fn why(task: &Task) -> String {
             let stopping = if task.stopping == Some(true) { ", being stopped" } else { "" };
             let progress =
                 task.progress.as_ref().map_or_else(String::new, |told| format!(", {}", progress(told)));
-            format!("on {seat}{stopping}{progress}")
+            let cut = task.cut.as_ref().map_or_else(String::new, |cut| format!("; {}", cut.reason));
+            format!("on {seat}{stopping}{progress}{cut}")
         }
         State::Scheduled => {
             let last = task.error.as_ref().map(|error| format!("failed: {error}"));
@@ -203,6 +252,8 @@ pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> Strin
         let kind = task.content_type.as_ref().map_or_else(String::new, |kind| format!(" of {kind}"));
         facts.fact("payload", format!("{}{kind}", bytes(size)));
     }
+    let file = |file: &FileInfo| format!("{}  {}", bytes(file.bytes), plain(&file.name));
+    facts.fact("files", task.files.iter().map(file).collect::<Vec<_>>().join("\n"));
     facts.fact("may take", task.max_duration_ms.map_or_else(String::new, age));
     facts.fact("expected", task.expected_ms.map_or_else(String::new, |ms| format!("to take {}", age(ms))));
     if let Some(expires) = task.expires_at_ms.filter(|_| !task.state.is_over()) {
@@ -217,7 +268,15 @@ pub(crate) fn task_text(task: &Task, room: Option<usize>, paint: Paint) -> Strin
     match task.state {
         State::Queued => facts.fact("waits", why(task)),
         State::Scheduled => facts.fact("waits", task.due_ms.map_or_else(String::new, due)),
-        State::Running => facts.fact("runs", why(task)),
+        State::Running => {
+            facts.fact("runs", why(task));
+            let left = task.deadline_ms.map(|at| at.saturating_sub(now()));
+            if let (Some(limit), Some(left)) = (task.limit_ms, left) {
+                facts.fact("time", format!("{} in all, {} left", duration(limit), age(left)));
+            }
+            let class = task.class_ms.map(|ms| format!("it holds the {} class", duration(ms)));
+            facts.fact("class", class.unwrap_or_default());
+        }
         State::Succeeded | State::Failed | State::Canceled | State::Expired => {}
     }
     facts.fact("error", plain(task.error.as_deref().unwrap_or_default()));
@@ -248,6 +307,8 @@ fn tries(tries: &[Try]) -> Table<'static> {
         let (how, look) = match tried.end.as_str() {
             "succeeded" => ("succeeded", Look::Good),
             "failed_for_good" => ("failed for good", Look::Bad),
+            "time_up" => ("time up", Look::Bad),
+            "downgraded" => ("downgraded", Look::Bad),
             other => (other, Look::Waits),
         };
         let started = tried.started_ms.map(|at| format!("{} ago", age(since(at))));
@@ -302,6 +363,13 @@ pub(crate) fn event(event: &Event, paint: Paint) -> Option<String> {
     if let Some(told) = &event.progress {
         return Some(format!("  {}", progress(told)));
     }
+    if let Some(told) = &event.estimate {
+        let position = format!("position {}", count(told.position));
+        return Some(format!(
+            "  {}",
+            [Some(position), start(told)].into_iter().flatten().collect::<Vec<_>>().join(", ")
+        ));
+    }
     event.dropped.map(|n| format!("  ({} left out)", of(n, "line")))
 }
 
@@ -353,6 +421,14 @@ pub(crate) fn queues(queues: &[Queue], chosen: Option<&str>) -> Table<'static> {
     if some_paused {
         columns.push(column("paused", 1));
     }
+    let some_interactive = queues.iter().any(|queue| queue.interactive > 0);
+    if some_interactive {
+        columns.push(number("interactive", 3));
+    }
+    let some_classes = queues.iter().any(|queue| !queue.classes.is_empty());
+    if some_classes {
+        columns.push(column("classes", 2));
+    }
     if chosen.is_some() {
         columns.insert(0, column(" ", 0));
     }
@@ -377,6 +453,12 @@ pub(crate) fn queues(queues: &[Queue], chosen: Option<&str>) -> Table<'static> {
         if some_paused {
             cells.push(Cell::new(if queue.paused { "paused" } else { "" }, Look::Waits));
         }
+        if some_interactive {
+            cells.push(count(queue.interactive).into());
+        }
+        if some_classes {
+            cells.push(classes_held(&queue.classes).into());
+        }
         if chosen.is_some() {
             cells.insert(0, Cell::new(if is_chosen { "▶" } else { "" }, Look::Active));
         }
@@ -392,7 +474,12 @@ pub(crate) fn queue_text(detail: &QueueDetail, room: Option<usize>, paint: Paint
     facts.fact("queue", &queue.queue);
     facts.looks("paused", if queue.paused { "nothing of it is started" } else { "" }, Look::Waits);
     let (waiting, running, scheduled) = (count(queue.waiting), count(queue.running), count(queue.scheduled));
-    facts.fact("tasks", format!("{waiting} waiting, {running} running, {scheduled} scheduled"));
+    let interactive = match queue.interactive {
+        0 => String::new(),
+        n => format!(", {} interactive", count(n)),
+    };
+    facts.fact("tasks", format!("{waiting} waiting, {running} running, {scheduled} scheduled{interactive}"));
+    facts.fact("held", classes_held(&queue.classes));
     let does = match queue.loop_state.as_str() {
         "idle" => "idle: nothing to do",
         "running" => "running: there is something to start",
@@ -451,6 +538,25 @@ fn settings(facts: &mut Facts, settings: &QueueSettings, version: u64) {
         Share::Time => "keys share time: a task counts the time that it takes",
     });
     facts.fact("share", share.unwrap_or_default());
+    if let Some(classes) = &settings.classes {
+        let class = |class: &ClassLimit| format!("{}:{}", duration(class.duration_ms), class.limit);
+        facts.fact("classes", classes.iter().map(class).collect::<Vec<_>>().join(","));
+        let after = settings.after_downgrade.map(|after| match after {
+            AfterDowngrade::Fail => "a task whose time was cut and is up has failed",
+            AfterDowngrade::Requeue => "a task whose time was cut and is up is tried again at once",
+        });
+        facts.fact("downgrade", after.unwrap_or_default());
+    }
+    let grace = settings.interactive_grace_ms.filter(|ms| *ms > 0);
+    let grace = grace.map(|ms| format!("an interactive task is warned {} before it is halted", duration(ms)));
+    facts.fact("grace", grace.unwrap_or_default());
+    let limit =
+        settings.key_limit.map(|limit| format!("at most {} of a key at once", of(limit.into(), "run")));
+    facts.fact("key limit", limit.unwrap_or_default());
+    let starts =
+        |of: &Option<Rate>| of.as_ref().map(|of| format!("{} may start", rate(of))).unwrap_or_default();
+    facts.fact("rate", starts(&settings.rate));
+    facts.fact("key rate", starts(&settings.key_rate));
     facts.fact("version", version.to_string());
 }
 
@@ -726,8 +832,15 @@ mod tests {
                     3  gpu-7  3 h ago   2 s  succeeded
         "#]]
         .assert_eq(&format!("shown:\n{}", task_text(&task, None, Paint::NONE)));
-        let told =
-            Event { at_ms: 0, task_id: None, task: Some(task), output: None, progress: None, dropped: None };
+        let told = Event {
+            at_ms: 0,
+            task_id: None,
+            task: Some(task),
+            output: None,
+            progress: None,
+            estimate: None,
+            dropped: None,
+        };
         assert_eq!(
             event(&told, Paint::NONE).as_deref(),
             Some("0-42 scheduled (attempt 4): again, due in 12 h: it ended with exit code 3")
@@ -744,13 +857,35 @@ mod tests {
             max_backoff_ms: Some(3_600_000),
             max_lost: Some(3),
         };
+        use wire::class_limit::Limit::{All, Percent};
+        let class = |duration_ms, limit| wire::ClassLimit { duration_ms, limit: Some(limit) };
+        let classes = vec![class(3_000, All(true)), class(30_000, Percent(25))];
+        let rate = |per_second_thousandths, burst| wire::Rate {
+            per_second_thousandths,
+            burst_thousandths: Some(burst),
+            unit: wire::RateUnit::Tasks.into(),
+        };
         let settings = wire::QueueSettings {
             retry: Some(retry),
             retention_ms: Some(86_400_000),
             paused: Some(true),
             share: Some(wire::Share::Time.into()),
+            classes: Some(wire::Classes { classes }),
+            after_downgrade: Some(wire::AfterDowngrade::Requeue.into()),
+            interactive_grace_ms: Some(2_000),
+            key_limit: Some(4),
+            rate: Some(rate(100_000, 200_000)),
+            key_rate: Some(rate(500, 1_000)),
         };
-        let queue = wire::Queue { name: "render".into(), paused: true, waiting: 1_200, ..Default::default() };
+        let held = |duration_ms, held, limit| wire::QueueClass { duration_ms, held, limit };
+        let queue = wire::Queue {
+            name: "render".into(),
+            paused: true,
+            waiting: 1_200,
+            interactive: 1,
+            classes: vec![held(3_000, 5, 8), held(30_000, 1, 2)],
+            ..Default::default()
+        };
         let detail = wire::QueueResponse {
             queue: Some(queue),
             keys: Vec::new(),
@@ -761,13 +896,20 @@ mod tests {
             shown:
               queue     render
               paused    nothing of it is started
-              tasks     1,200 waiting, 0 running, 0 scheduled
+              tasks     1,200 waiting, 0 running, 0 scheduled, 1 interactive
+              held      3s 5/8  30s 1/2
               ever      0 accepted, 0 succeeded, 0 failed, 0 canceled, 0 expired
               attempts  a task is tried 5 times at most
               backoff   250 ms before the second try, then 2 times as long each time, at most 60 min
               lost      a task is given up after 3 runs that were lost with their workers
               retention ends are remembered for 24 h
               share     keys share time: a task counts the time that it takes
+              classes   3s:all,30s:25%
+              downgrade a task whose time was cut and is up is tried again at once
+              grace     an interactive task is warned 2s before it is halted
+              key limit at most 4 runs of a key at once
+              rate      100/s:burst=200 may start
+              key rate  0.5/s may start
               version   3
         "#]]
         .assert_eq(&format!("shown:\n{}", queue_text(&detail.into(), None, Paint::NONE)));
@@ -785,7 +927,15 @@ mod tests {
         let shown: Vec<String> = live(&task).into_iter().map(|(text, _)| text).collect();
         assert_eq!(shown.join("  "), "0-42  running  ██████··············  on gpu-7, 30 % page 7");
         let progress = task.progress.take();
-        let told = Event { at_ms: 0, task_id: None, task: None, output: None, progress, dropped: None };
+        let told = Event {
+            at_ms: 0,
+            task_id: None,
+            task: None,
+            output: None,
+            progress,
+            estimate: None,
+            dropped: None,
+        };
         assert_eq!(event(&told, Paint::NONE).as_deref(), Some("  30 % page 7"));
     }
 }

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use clap::Args as ClapArgs;
 use evenhand::{Client, NewTask, Refusal, wire};
-use evenhand_api::convert;
 use evenhand_api::rest::{self, EnqueuedTask, State};
+use evenhand_core::bounds;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
@@ -46,11 +45,12 @@ Examples:
   evenhand submit mail --unique bill-17 --unique-for 1h 'bill 17'
   evenhand submit render --wait --attached 'page 7'
   evenhand submit render --key acme --expected 5m 'a long film'
+  evenhand submit render --file page.html --file style.css=themes/dark.css 'to pdf'
 
 A line of a batch is a JSON object with any of: payload (any JSON value, given to the worker as JSON), text (given \
 as it is), base64 (bytes), content_type, key, weight, priority, retry (an object with max_attempts, backoff_ms, \
 factor, max_backoff_ms), max_duration_ms, expected_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, \
-unique_ms. What a line does not say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
+unique_ms, files (a list of objects with name, and text or base64). What a line does not say, the flags do. --wait shows on standard error what happens; the result goes to standard output.")]
 pub(crate) struct Args {
     /// The queue; made if it is new
     queue: String,
@@ -102,6 +102,9 @@ pub(crate) struct Args {
     /// How long --unique counts; a day, if nobody says
     #[arg(long, value_parser = parse::duration, value_name = "TIME")]
     unique_for: Option<Duration>,
+    /// Give it this file, under its own name or another; may be given again
+    #[arg(long, value_name = "[NAME=]PATH")]
+    file: Vec<String>,
     /// What the payload is, as HTTP says it: application/json
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
@@ -130,9 +133,10 @@ pub(crate) async fn run(args: Args) -> Done {
             exit: 2,
         });
     }
+    let files = args.file.iter().map(|file| read_file(file)).collect::<Result<Vec<_>, _>>()?;
     let client = args.look.server.client()?;
     if let Some(file) = &args.batch {
-        return submit_batch(&client, &args, file).await;
+        return submit_batch(&client, &args, files, file).await;
     }
     let payload = match args.data.as_deref() {
         Some("-") => {
@@ -143,8 +147,13 @@ pub(crate) async fn run(args: Args) -> Done {
         Some(data) => data.as_bytes().to_vec(),
         None => Vec::new(),
     };
-    let flags = flagged(&args, rest::NewTask::default())?;
-    let tasks = vec![NewTask::from(wire::NewTask { payload: payload.into(), ..flags })];
+    let flags = flagged(&args, &files, rest::NewTask::default())?;
+    let task = NewTask::from(wire::NewTask { payload: payload.into(), ..flags });
+    if !files.is_empty() {
+        // What a server would not take need not be sent.
+        task.check().map_err(|refusal| named(&args.file, refusal))?;
+    }
+    let tasks = vec![task];
     let enqueued = match args.request_id.clone() {
         Some(id) => client.enqueue_once(&args.queue, tasks, id).await?,
         None => client.enqueue_all(&args.queue, tasks).await?,
@@ -176,8 +185,40 @@ pub(crate) async fn run(args: Args) -> Done {
     Ok(if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Reads what `--file` names: `PATH`, or `NAME=PATH`. A path with a `=` in it needs a `/` before that.
+fn read_file(said: &str) -> Result<wire::File, Failure> {
+    let wrong = |what: String| Failure { text: format!("--file {said}: {what}"), exit: 2 };
+    let (name, path) = match said.split_once('=') {
+        Some((name, path)) if !name.contains('/') => (name, Path::new(path)),
+        Some(_) | None => {
+            let path = Path::new(said);
+            let name = path.file_name().and_then(|name| name.to_str());
+            (name.ok_or_else(|| wrong("has no name; give one, as NAME=PATH".into()))?, path)
+        }
+    };
+    let most = bounds::FILE_BYTES;
+    let mut content = Vec::new();
+    let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
+    file.take(most as u64 + 1).read_to_end(&mut content).map_err(|error| wrong(error.to_string()))?;
+    if content.len() > most {
+        let text =
+            format!("has more than {most} bytes, which is the most; store it elsewhere and send its address");
+        return Err(wrong(text));
+    }
+    Ok(wire::File { name: name.into(), content: content.into() })
+}
+
+/// A refusal of files, by what was said on the command line: `files[1].name` is the second `--file`.
+fn named(said: &[String], refusal: Refusal) -> Failure {
+    let place = refusal.field.strip_prefix("files[").and_then(|rest| rest.split_once(']'));
+    match place.and_then(|(n, _)| said.get(n.parse::<usize>().ok()?)) {
+        Some(said) => Failure { text: format!("--file {said}: the name {}", refusal.message), exit: 2 },
+        None => refusal.into(),
+    }
+}
+
 /// A task, with what the flags say where it says nothing.
-fn flagged(args: &Args, task: rest::NewTask) -> Result<wire::NewTask, Refusal> {
+fn flagged(args: &Args, files: &[wire::File], task: rest::NewTask) -> Result<wire::NewTask, Refusal> {
     // Before it becomes what a JSON payload is by itself.
     let content_type = task.content_type.or_else(|| args.content_type.clone());
     let task = rest::NewTask { content_type, ..task }.to_wire()?;
@@ -215,11 +256,12 @@ fn flagged(args: &Args, task: rest::NewTask) -> Result<wire::NewTask, Refusal> {
             false => task.unique_ms.or_else(|| ms(args.unique_for)),
         },
         unique_key: text(task.unique_key, &args.unique),
+        files: if task.files.is_empty() { files.to_vec() } else { task.files },
         ..task
     })
 }
 
-async fn submit_batch(client: &Client, args: &Args, file: &PathBuf) -> Done {
+async fn submit_batch(client: &Client, args: &Args, files: Vec<wire::File>, file: &PathBuf) -> Done {
     let (input, size): (Box<dyn BufRead + Send>, Option<u64>) = match file.to_str() {
         Some("-") => (Box::new(std::io::BufReader::new(std::io::stdin())), None),
         _ => {
@@ -238,7 +280,7 @@ async fn submit_batch(client: &Client, args: &Args, file: &PathBuf) -> Done {
             }
         }
     });
-    let mut batch = Batch::new(client, args, progress(size));
+    let mut batch = Batch::new(client, args, files, progress(size));
     let mut done = batch.read(&mut lines).await;
     // What is on its way may be accepted, whatever happens to us.
     while let Some(answer) = batch.calls.join_next().await {
@@ -265,6 +307,8 @@ type Answered = (Vec<u64>, Result<evenhand::Enqueued, Refusal>);
 struct Batch<'a> {
     client: Client,
     args: &'a Args,
+    /// For lines that have none.
+    files: Vec<wire::File>,
     bar: ProgressBar,
     /// What is not sent yet, and since when.
     gathered: Gathered,
@@ -278,10 +322,11 @@ struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn new(client: &Client, args: &'a Args, bar: ProgressBar) -> Batch<'a> {
+    fn new(client: &Client, args: &'a Args, files: Vec<wire::File>, bar: ProgressBar) -> Batch<'a> {
         Batch {
             client: client.clone().patience(PATIENCE),
             args,
+            files,
             bar,
             gathered: Gathered::default(),
             since: Instant::now(),
@@ -324,12 +369,12 @@ impl<'a> Batch<'a> {
         if line.trim().is_empty() {
             return Ok(());
         }
-        let task = batch_line(self.args, &line)
+        let task = batch_line(self.args, &self.files, &line)
             .map_err(|what| Failure { text: format!("line {n}: {what}"), exit: 2 })?;
         if self.gathered.tasks.is_empty() {
             self.since = Instant::now();
         }
-        self.gathered.bytes += task.payload_bytes();
+        self.gathered.bytes += task.input_bytes();
         self.gathered.tasks.push(task);
         self.gathered.lines.push(n);
         Ok(())
@@ -421,7 +466,7 @@ fn refused(lines: &[u64], mut refusal: Refusal) -> Failure {
 }
 
 /// A task from a line of a batch.
-fn batch_line(args: &Args, line: &str) -> Result<NewTask, String> {
+fn batch_line(args: &Args, files: &[wire::File], line: &str) -> Result<NewTask, String> {
     // Serde would read a list as the fields in their order.
     if !line.trim_start().starts_with('{') {
         return Err("must be a JSON object".into());
@@ -431,11 +476,10 @@ fn batch_line(args: &Args, line: &str) -> Result<NewTask, String> {
         .map_err(|error| wrong_field(&error.path().to_string(), error.inner()))?;
     json.end().map_err(|error| wrong_field(".", &error))?;
     let wrong = |refusal: Refusal| format!("{} {}", refusal.field, refusal.message);
-    let task = flagged(args, task).map_err(wrong)?;
-    // What a server would not take is told before it is sent; without the payload, which would be copied.
-    let new = convert::new_task(wire::NewTask { payload: Bytes::new(), ..task.clone() });
-    new.and_then(|new| new.check(task.payload.len())).map_err(wrong)?;
-    Ok(NewTask::from(task))
+    let task = NewTask::from(flagged(args, files, task).map_err(wrong)?);
+    // What a server would not take is told before it is sent.
+    task.check().map_err(wrong)?;
+    Ok(task)
 }
 
 /// What serde found, in our words.
@@ -445,7 +489,8 @@ fn wrong_field(field: &str, error: &serde_json::Error) -> String {
     if let Some(rest) = what.strip_prefix("unknown field `") {
         let (name, known) = rest.split_once('`').unwrap_or((rest, ""));
         let known = known.trim_start_matches(", expected one of ").replace('`', "");
-        return format!("{name} is no field of a task; there are {known}");
+        let of = if field.starts_with("files[") { "file" } else { "task" };
+        return format!("{name} is no field of a {of}; there are {known}");
     }
     if let Some(name) = what.strip_prefix("duplicate field ") {
         return format!("{} is given twice", name.trim_matches('`'));
@@ -506,6 +551,13 @@ mod tests {
             "{\"content_type\": \"json\"}",
             "{\"max_duration_ms\": 0}",
             "{\"expected_ms\": 1e10}",
+            "{\"files\": {\"a\": \"b\"}}",
+            "{\"files\": [{\"text\": \"b\"}]}",
+            "{\"files\": [{\"name\": \"a\", \"body\": \"b\"}]}",
+            "{\"files\": [{\"name\": \"a\"}, {\"name\": \"a/b\"}]}",
+            "{\"files\": [{\"name\": \"a\"}, {\"name\": \"a\"}]}",
+            "{\"files\": [{\"name\": \"a\", \"text\": \"b\", \"base64\": \"\"}]}",
+            "{\"files\": [{\"name\": \"a\", \"base64\": \"!\"}]}",
             "{\"key\": \"a\", \"key\": \"b\"}",
             "{\"key\": \"a\"",
             "{\"key\": a}",
@@ -516,10 +568,10 @@ mod tests {
         ];
         let said: Vec<String> = lines
             .iter()
-            .map(|line| format!("{line}  ->  {}\n", batch_line(&args(&[]), line).unwrap_err()))
+            .map(|line| format!("{line}  ->  {}\n", batch_line(&args(&[]), &[], line).unwrap_err()))
             .collect();
         expect![[r#"
-            {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, retry, max_duration_ms, expected_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms
+            {"prio": 3}  ->  prio is no field of a task; there are payload, text, base64, content_type, key, weight, priority, retry, max_duration_ms, expected_ms, delay_ms, run_at_ms, expires_ms, attach_ttl_ms, unique_key, unique_ms, files
             {"priority": -1}  ->  priority: -1 is out of range, or not a whole number
             {"priority": "high"}  ->  priority: invalid type: string "high", expected a JSON number
             {"key": 3}  ->  key: invalid type: integer `3`, expected a string
@@ -530,6 +582,13 @@ mod tests {
             {"content_type": "json"}  ->  content_type "json" is none; one looks like text/plain
             {"max_duration_ms": 0}  ->  max_duration_ms 0 is out of range; use 1 to 31536000000
             {"expected_ms": 1e10}  ->  expected_ms 10000000000 is out of range; use 1 to 1000000000
+            {"files": {"a": "b"}}  ->  files: invalid type: map, expected a list
+            {"files": [{"text": "b"}]}  ->  files[0]: missing field `name`
+            {"files": [{"name": "a", "body": "b"}]}  ->  body is no field of a file; there are name, text, base64
+            {"files": [{"name": "a"}, {"name": "a/b"}]}  ->  files[1].name "a/b" is a path; give a name without `/`
+            {"files": [{"name": "a"}, {"name": "a"}]}  ->  files[1].name "a" is the name of another file too; give each its own
+            {"files": [{"name": "a", "text": "b", "base64": ""}]}  ->  files[0].text goes with no base64; give one of them
+            {"files": [{"name": "a", "base64": "!"}]}  ->  files[0].base64 cannot be read: Invalid symbol 33, offset 0.
             {"key": "a", "key": "b"}  ->  key is given twice
             {"key": "a"  ->  is no JSON: EOF while parsing an object (column 11)
             {"key": a}  ->  is no JSON: expected value (column 9)
@@ -569,7 +628,7 @@ mod tests {
             "3s",
         ]);
         let line = r#"{"priority": 7, "payload": {"b": 1, "a": [1.0]}}"#;
-        let task = flagged(&args, serde_json::from_str(line).unwrap()).unwrap();
+        let task = flagged(&args, &[], serde_json::from_str(line).unwrap()).unwrap();
         assert_eq!(
             (task.key.as_str(), task.priority, task.weight_thousandths),
             ("acme", Some(7), Some(2_500))
@@ -582,7 +641,7 @@ mod tests {
     #[test]
     fn the_life_of_a_task_is_told_by_flags_and_by_lines() {
         let line = |flags: &[&str], line: &str| {
-            flagged(&args(flags), serde_json::from_str(line).unwrap()).map_err(|refusal| refusal.field)
+            flagged(&args(flags), &[], serde_json::from_str(line).unwrap()).map_err(|refusal| refusal.field)
         };
         let flags =
             ["--max-attempts", "3", "--backoff", "0", "--backoff-factor", "1.5", "--max-backoff", "1h"];

@@ -178,6 +178,7 @@ impl<'a> Follow<'a> {
         let again = told.task.as_ref().is_some_and(|task| task.error.is_some());
         let passes = matches!(name, "queued" | "scheduled" | "started") && !again
             || name == "progress"
+            || name == "estimate"
             || name == "missed";
         if !(self.live.on && passes)
             && let Some(line) = show::event(&told, stream.paint())
@@ -191,6 +192,9 @@ impl<'a> Follow<'a> {
         }
         if let (Some(task), Some(progress)) = (&mut self.task, told.progress) {
             task.progress = Some(progress);
+        }
+        if let (Some(task), Some(estimate)) = (&mut self.task, told.estimate) {
+            task.estimate = Some(estimate);
         }
         self.draw()
     }
@@ -239,6 +243,7 @@ fn ended(event: &wire::TaskEvent) -> Option<evenhand::Task> {
             | wire::task_event::Event::Output(_)
             | wire::task_event::Event::Dropped(_)
             | wire::task_event::Event::Progress(_)
+            | wire::task_event::Event::Estimate(_)
             | wire::task_event::Event::Missed(_),
         )
         | None => None,

@@ -23,7 +23,8 @@ Examples:
   evenhand worker render=3 mail=1 --slots 8 --seat gpu-7 -- python3 work.py
 
 The command gets the payload on standard input, and EVENHAND_TASK_ID, EVENHAND_QUEUE, EVENHAND_KEY, \
-EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. Its standard \
+EVENHAND_ATTEMPT, EVENHAND_FENCE and, if there is one, EVENHAND_DEADLINE_MS in its environment. If the task has \
+files, it works in a directory of its own, EVENHAND_DIR, where they are; it is removed afterwards. Its standard \
 output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75 \
 asks for another try, 100 fails for good, any other fails and is tried again.
 
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Where the lock files of this machine's seats are
     #[arg(long, env = "EVENHAND_SEAT_DIR", value_name = "DIR")]
     seat_dir: Option<PathBuf>,
+    /// Where the directories of runs with files are; below the seat directory, if nobody says
+    #[arg(long, env = "EVENHAND_WORK_DIR", value_name = "DIR")]
+    work_dir: Option<PathBuf>,
     /// How long a command has from SIGTERM to SIGKILL
     #[arg(long, env = "EVENHAND_GRACE", default_value = "10s", value_parser = parse::duration, value_name = "TIME")]
     grace: Duration,
@@ -89,6 +93,9 @@ pub(crate) async fn run(args: Args) -> Done {
     }
     if let Some(dir) = args.seat_dir {
         worker = worker.seat_dir(dir);
+    }
+    if let Some(dir) = args.work_dir {
+        worker = worker.work_dir(dir);
     }
     let mut running = std::pin::pin!(worker.run());
     let ended = tokio::select! {

@@ -285,6 +285,7 @@ fn tasks_that_wait_are_listed_explained_and_canceled() {
               state  queued, attempt 1 of 5, accepted TIME ago
               position  0 ahead in queue render, priority 5
               waits for no worker serves its queue
+              priority 2 goes first
               key  acme, weight 1, 1 waiting, 0 running
               workers  none serves render
               gate  open
@@ -715,6 +716,7 @@ fn a_file_is_checked_and_settings_are_shown_with_where_they_come_from() {
           worker   slots            -                      default
           worker   seat             gpu-7                  EVENHAND_SEAT
           worker   seat_dir         -                      default
+          worker   work_dir         -                      default
           worker   grace            10s                    default
           worker   server           http://127.0.0.1:7400  default
           worker   log              info                   default

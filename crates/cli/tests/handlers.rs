@@ -70,7 +70,8 @@ impl Home {
                     wire::task_event::Event::Task(_)
                     | wire::task_event::Event::Dropped(_)
                     | wire::task_event::Event::Progress(_)
-                    | wire::task_event::Event::Missed(_),
+                    | wire::task_event::Event::Missed(_)
+                    | wire::task_event::Event::Estimate(_),
                 )
                 | None => {}
             }

@@ -37,8 +37,8 @@ fn given() -> TempDir {
                 lost: 0,
                 terms: None,
                 replay_of: None,
+                files: Default::default(),
                 accepted: Millis(0),
-                max_duration_ms: 0,
                 content_type: ContentType::default(),
                 payload: [7; 100].into(),
             })
@@ -107,7 +107,7 @@ fn info_shows_queues_tables_and_log() {
         given().path(),
         0,
         &expect![[r#"
-            DIR: store format 3, 128.2 KiB
+            DIR: store format 4, 128.2 KiB
             2 commits, 2 of them in the log alone (128.0 KiB)
 
               kind     tables  layers  puts  deletes  size
@@ -211,5 +211,5 @@ fn programs_get_json() {
     let info = json("info");
     assert_eq!(info["shards"][0]["queues"][0]["queue"], "render");
     assert_eq!(info["shards"][0]["queues"][0]["unfinished"], 3);
-    assert_eq!(info["format"], 3);
+    assert_eq!(info["format"], 4);
 }

@@ -10,6 +10,15 @@ pub const NAME_BYTES: usize = 64;
 pub const KEY_BYTES: usize = 256;
 /// Largest payload in bytes. Larger data belongs in an object store, its address in the payload.
 pub const PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Most input files of a task: a run's directory is filled with them before it begins.
+pub const FILES_PER_TASK: usize = 64;
+/// Longest name of an input file in bytes: half of what file systems allow, so that a program may add to it.
+pub const FILE_NAME_BYTES: usize = 128;
+/// Largest input file in bytes, for the reason of [`PAYLOAD_BYTES`].
+pub const FILE_BYTES: usize = PAYLOAD_BYTES;
+/// Most bytes of a task's payload and its files together: all of it goes to the worker in one message, and four
+/// such tasks fit one enqueue.
+pub const INPUT_BYTES: usize = 4 * 1024 * 1024;
 /// Longest content type in bytes: room for the longest registered one and its parameters.
 pub const CONTENT_TYPE_BYTES: usize = 127;
 /// Longest run that may be asked for, in milliseconds: 365 days.
@@ -25,12 +34,22 @@ pub const REQUESTS_PER_STEP: usize = 10_000;
 pub const REQUESTS_AFTER_MS: u64 = 1_000;
 /// Most tasks in one enqueue: one call must fit one commit without delaying the others in it.
 pub const TASKS_PER_ENQUEUE: usize = 10_000;
-/// Most payload bytes in one enqueue, for the same reason.
+/// Most bytes of payloads and files in one enqueue, for the same reason.
 pub const PAYLOAD_BYTES_PER_ENQUEUE: usize = 16 * 1024 * 1024;
 /// Priorities are 0 (first) to 9.
 pub const PRIORITIES: u8 = 10;
-/// Most duration classes of a queue (admission; one class until then).
+/// Most duration classes of a queue: the cycle looks at each of them before each start.
 pub const CLASSES: u8 = 16;
+/// Highest rate, and largest burst, in thousandths: far more than one shard can start.
+pub const RATE: u64 = 1_000_000_000;
+/// Longest warning that an interactive run may get before it is halted, in milliseconds: so long a task waits for its
+/// slot.
+pub const INTERACTIVE_GRACE_MS: u64 = 60_000;
+/// How long after a run's time the scheduler has it stopped, if its worker has not, in milliseconds; and again after as
+/// long. Workers are exact; this is for those that are not.
+pub const OVERDUE_MS: u64 = 5_000;
+/// Keys that are looked at in one start, whether anything must be remembered of their limits.
+pub(crate) const KEYS_SWEPT: usize = 2;
 /// Most queues in one shard: their settings and counts stay in memory for good.
 pub const QUEUES: usize = 10_000;
 /// Most queues one worker may serve: choosing among them is linear.
@@ -89,7 +108,7 @@ pub const SHELF_MAX: usize = 500;
 pub const SHELF_READS: usize = 256;
 /// Most rows of one lane: the rows of one key are counted in 32 bits, and one key may have them all.
 pub const ROWS_PER_LANE: u64 = u32::MAX as u64;
-/// Most weights by override in one queue: they stay in memory for good.
+/// Most keys of one queue with a weight, a limit or a rate of their own: they stay in memory for good.
 pub const OVERRIDES_PER_QUEUE: usize = 100_000;
 /// Keys forgotten in one step: forgetting 100,000 idle keys must not make one huge commit.
 pub const FORGET_PER_STEP: usize = 256;
@@ -124,7 +143,7 @@ pub struct Bounds {
     /// Rows asked for in one read: large enough that the round trip does not count, small enough that
     /// one read does not hold up the store.
     pub page_rows: usize,
-    /// Payload bytes kept beside waiting rows, over all lanes. Beyond it a started task's payload is
+    /// Bytes of payloads and files kept beside waiting rows, over all lanes. Beyond it those of a started task are
     /// read from the store.
     pub payload_bytes: usize,
     /// Ends behind a long-running task after which its row is set aside and A moves on. Deleted rows

@@ -75,6 +75,15 @@ bugs! {
     SavedSetOverwritten = "saved set overwritten while the gate is shut",
     RequiredForgotten = "a worker that had work asked for again when it was silent",
     ParkedForgotten = "parked tasks forgotten on a crash",
+    ClassLimitIgnored = "a task started though its class was full",
+    DowngradeNotTold = "a downgraded run not told its new time",
+    ClassesShareTime = "a newcomer to a full class placed by the time of another class",
+    KeyLimitIgnored = "a key's limit not looked at",
+    RateFullAfterRestart = "a rate's bucket full after a restart",
+    HaltNotTold = "a halted run whose client is never told",
+    InteractiveWaits = "an interactive request that waits for a commit",
+    ClassBlocksShorter = "a class that is full blocking a shorter one",
+    ClassFreedUnseen = "a class that has room again not looked at",
     UniqueForgotten = "unique key forgotten on a crash",
 }
 

@@ -1,7 +1,7 @@
 //! What happened, as a store has to remember it. A commit is a list of changes that become durable
 //! together or not at all; each store lays out its own tables for them.
 //!
-//! A task costs a store two rows: its record (by id: everything, the payload too) and its row where it waits
+//! A task costs a store two rows: its record (by id: everything, the payload and the files too) and its row where it waits
 //! (in its lane, by level; or among the timers, by time). Accepting writes both, starting writes nothing,
 //! finishing removes both; or, if the end is to be remembered, removes the row and writes the end beside the
 //! record, with a timer for the day when both are forgotten. Records of keys, lanes, queues and of the shard
@@ -13,10 +13,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::admission::{ClassLimit, Rate, classes};
 use crate::backlog::{Average, Charge, Level, VTime, Weight};
 use crate::bounds;
 use crate::life::{Backoff, End, Outcome, Terms};
-use crate::messages::Run;
+use crate::messages::{File, Run};
 use crate::names::{
     ContentType, Key, LaneId, Life, Millis, QueueId, QueueName, RequestKey, Seat, StoreId, TaskId,
     WorkerSetId,
@@ -43,6 +44,20 @@ pub enum Change {
         /// The try that ended, if one did: to be remembered with the task, as are the last
         /// [`TRIES_KEPT`](crate::bounds::TRIES_KEPT).
         tried: Option<Try>,
+    },
+    /// A task's duration was shortened: its row goes to another place, and possibly to another lane of its queue; unless
+    /// it is set aside, where it has none. How long it may take is what the row's terms say from now on.
+    Shortened {
+        /// The lane it was in.
+        from_lane: LaneId,
+        /// Where its row was.
+        from: Place,
+        /// Its lane now.
+        lane: LaneId,
+        /// Where its row is now; `row.level` is its level there, if it has one.
+        to: Place,
+        /// Its row now.
+        row: Row,
     },
     /// Somebody wants a running task stopped. Remembered until it has ended.
     Canceling {
@@ -149,14 +164,14 @@ pub enum Change {
         /// What to remember.
         record: QueueRecord,
     },
-    /// The weight that a key has by override; None if it has none any more.
+    /// What a key of a queue has of its own; nothing if it has nothing any more.
     Override {
         /// The queue.
         queue: QueueId,
         /// The key.
         key: Key,
-        /// Its weight, whatever its tasks say.
-        weight: Option<Weight>,
+        /// What it has.
+        over: Override,
     },
     /// What is saved of a worker; None if it is lost or has left.
     Member {
@@ -244,15 +259,25 @@ pub struct Task {
     pub replay_of: Option<TaskId>,
     /// When it was accepted.
     pub accepted: Millis,
-    /// How long one run may take, in milliseconds; 0 if it may take as long as it likes.
-    pub max_duration_ms: u64,
     /// What the payload is.
     pub content_type: ContentType,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
+    /// Its input files; most tasks have none.
+    pub files: Arc<[File]>,
 }
 
 impl Task {
+    /// How long one run may take, in milliseconds; 0 if it did not say.
+    pub fn max_duration_ms(&self) -> u64 {
+        self.terms.as_ref().map_or(0, |terms| terms.max_duration_ms)
+    }
+
+    /// Bytes of its payload and its files.
+    pub fn input_bytes(&self) -> usize {
+        File::bytes_with(&self.payload, &self.files)
+    }
+
     /// Its row in the lane, if it is there.
     pub fn row(&self) -> Option<Row> {
         self.place.level().map(|level| self.row_at(level))
@@ -295,6 +320,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// How long a run of its task may take, in milliseconds; 0 if it did not say.
+    pub fn max_duration_ms(&self) -> u64 {
+        self.terms.as_ref().map_or(0, |terms| terms.max_duration_ms)
+    }
+
     /// After this no run of its task is started, if there is such a time.
     pub(crate) fn expires(&self) -> Option<Millis> {
         self.terms.as_ref().and_then(|terms| terms.expires)
@@ -388,6 +418,42 @@ pub enum Share {
     Time,
 }
 
+/// What a key of a queue has of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Override {
+    /// Its weight, whatever its tasks say.
+    pub weight: Option<Weight>,
+    /// How many of its tasks may run at once, whatever the queue says.
+    pub limit: Option<u32>,
+    /// How many of its tasks may start in a second, whatever the queue says.
+    pub rate: Option<Rate>,
+}
+
+impl Override {
+    /// Checks what a user chose.
+    pub fn check(&self) -> Result<(), Refusal> {
+        check_limit("limit", self.limit)?;
+        self.rate.map_or(Ok(()), |rate| rate.check().map_err(|refusal| refusal.within("rate")))
+    }
+}
+
+fn check_limit(field: &str, limit: Option<u32>) -> Result<(), Refusal> {
+    match limit {
+        Some(0) => Err(Refusal::invalid(field, "0 lets nothing run; use 1 or more, or pause the key")),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// What happens to a task whose time was up after it had been downgraded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterDowngrade {
+    /// It has failed.
+    #[default]
+    Fail,
+    /// It is tried again at once, as long as it has attempts.
+    Requeue,
+}
+
 /// What a queue's tasks get that do not say otherwise, and how the queue behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -403,6 +469,18 @@ pub struct Settings {
     pub share: Share,
     /// Nothing of it is started.
     pub paused: bool,
+    /// Its duration classes, shortest first; none if durations are deadlines and nothing else.
+    pub classes: Vec<ClassLimit>,
+    /// What happens to a task that a downgrade ended.
+    pub after_downgrade: AfterDowngrade,
+    /// How long an interactive run is warned before it is halted, in milliseconds; 0 if it is not.
+    pub interactive_grace_ms: u64,
+    /// How many tasks of one key may run at once, unless the key has a limit of its own.
+    pub key_limit: Option<u32>,
+    /// How much of it may start in a second.
+    pub rate: Option<Rate>,
+    /// How much of one key may start in a second, unless the key has a rate of its own.
+    pub key_rate: Option<Rate>,
 }
 
 impl Default for Settings {
@@ -414,6 +492,12 @@ impl Default for Settings {
             retention_ms: bounds::DEFAULT_RETENTION_MS,
             share: Share::Tasks,
             paused: false,
+            classes: Vec::new(),
+            after_downgrade: AfterDowngrade::Fail,
+            interactive_grace_ms: 0,
+            key_limit: None,
+            rate: None,
+            key_rate: None,
         }
     }
 }
@@ -428,6 +512,12 @@ impl Settings {
         range("retry.max_attempts", self.max_attempts.into(), 1, bounds::ATTEMPTS.into())?;
         range("retry.max_lost", self.max_lost.into(), 1, 255)?;
         range("retention_ms", self.retention_ms, 0, bounds::RETENTION_MS)?;
+        range("interactive_grace_ms", self.interactive_grace_ms, 0, bounds::INTERACTIVE_GRACE_MS)?;
+        classes::check(&self.classes)?;
+        check_limit("key_limit", self.key_limit)?;
+        for (field, rate) in [("rate", self.rate), ("key_rate", self.key_rate)] {
+            rate.map_or(Ok(()), |rate| rate.check().map_err(|refusal| refusal.within(field)))?;
+        }
         self.backoff.check().map_err(|refusal| refusal.within("retry"))
     }
 }
@@ -579,8 +669,8 @@ pub struct Metadata {
     pub next_seq: u64,
     /// Every queue.
     pub queues: Vec<(QueueId, QueueRecord)>,
-    /// Every weight by override.
-    pub overrides: Vec<(QueueId, Key, Weight)>,
+    /// Every key that has something of its own.
+    pub overrides: Vec<(QueueId, Key, Override)>,
     /// Every lane.
     pub lanes: Vec<(LaneId, LaneRecord)>,
     /// Every key that a lane remembers.
@@ -656,7 +746,7 @@ impl Metadata {
             }
         }
         if let Some((queue, key, _)) = self.overrides.iter().find(|(queue, ..)| !rows.contains_key(queue)) {
-            return Err(format!("key {key} has a weight in queue {queue}, which does not exist"));
+            return Err(format!("key {key} has something of its own in queue {queue}, which does not exist"));
         }
         for (lane, key, record) in &self.parked {
             let known = lanes.contains(lane) && record.shelf.max.seq() < self.next_seq.max(1);

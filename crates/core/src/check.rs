@@ -1,11 +1,11 @@
 //! What must always be true. One walk over a shard, called after every step in tests and simulation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backlog::Lane;
 use crate::names::{QueueId, WorkerId};
 use crate::owner::Owner;
-use crate::shard::{Parked, ParkedKey, Shard};
+use crate::shard::{KeyHold, Parked, ParkedKey, Shard};
 use crate::timers::due_at;
 use crate::workers::LiveRun;
 
@@ -23,16 +23,24 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
     timers(shard)?;
     for (at, parked) in &shard.parked {
         let (lane, key) = at;
-        let paused = shard.key_is_paused(lane.queue, key);
+        let held = shard.key_hold(lane.queue, key).is_some();
         parked.shelf.check().map_err(|what| format!("parked rows of key {key}: {what}"))?;
         let window = &parked.shelf.window;
-        let looked_at = paused || !shard.may_start() || shard.is_returning(at);
+        let looked_at = held
+            || parked.to_come == 0
+            || shard.awaits_rate(lane.queue, key)
+            || !shard.may_start()
+            || shard.is_returning(at);
         let read = window.is_reading() || parked.shelf.read_retry.is_some();
         ensure(looked_at || !window.is_unread() || read, || {
             format!("key {key} may run, and no read of its parked rows is on its way")
         })?;
         ensure(looked_at || !shard.is_due_back(at), || {
             format!("key {key} has parked rows that may have their places, and nothing will give them")
+        })?;
+        let by_rate = matches!(shard.key_hold(lane.queue, key), Some(KeyHold::AtRate { .. }));
+        ensure(!by_rate || !shard.may_start() || shard.awaits_rate(lane.queue, key), || {
+            format!("key {key} is held by its rate, and nothing will look at it again")
         })?;
         ensure(parked.rows > 0, || format!("key {key} has a shelf and needs none"))?;
     }
@@ -41,7 +49,58 @@ pub fn invariants(shard: &Shard) -> Result<(), String> {
         format!("{aside} long runners wait, and nothing will start them")
     })?;
     slots(shard)?;
+    admission(shard)?;
     queues(shard)
+}
+
+/// What is kept of classes, keys and workers that can make room equals what runs.
+fn admission(shard: &Shard) -> Result<(), String> {
+    for (n, queue) in shard.queues.iter().enumerate() {
+        let id = QueueId(n as u32);
+        let slots: u64 = shard
+            .workers
+            .values()
+            .filter(|worker| worker.queues.iter().any(|(served, _)| *served == id))
+            .map(|worker| u64::from(worker.slots))
+            .sum();
+        ensure(slots == queue.slots, || format!("queue {id} has {slots} slots, {} counted", queue.slots))?;
+        let classes = shard.classes_of(id);
+        ensure(classes.is_empty() == queue.holders.is_none(), || {
+            format!("queue {id} has classes, or has not")
+        })?;
+        for live in shard.runs.values().filter(|live| live.default && live.run.lane.queue == id) {
+            let (has, class) =
+                (live.run.limit_ms, classes.get(live.class).map_or(0, |class| class.duration_ms));
+            // (Classes may have become shorter while it ran.)
+            let longest = live.class + 1 == classes.len();
+            ensure(has == 0 || has <= class || longest, || {
+                format!("task {} holds the class of {class} ms, and has {has} ms", live.run.task)
+            })?;
+        }
+        let Some(holders) = &queue.holders else { continue };
+        let runs = || shard.runs.values().filter(|live| live.run.lane.queue == id);
+        for class in 0..classes.len() {
+            let held = runs().filter(|live| live.class >= class).count() as u64;
+            let kept = holders.count(class);
+            ensure(held == kept, || format!("queue {id}: {held} runs hold class {class}, {kept} counted"))?;
+            let defaults = runs().filter(|live| live.default && live.class == class).count();
+            ensure(defaults == holders.defaults(class), || format!("queue {id}: defaults of class {class}"))?;
+        }
+    }
+    for (id, worker) in &shard.workers {
+        let yields = |live: &&LiveRun| {
+            live.worker == *id && (live.default && live.class > 0 || live.run.task.is_interactive())
+        };
+        let runs: BTreeSet<_> = shard.runs.values().filter(yields).map(|live| live.run.task).collect();
+        ensure(runs == worker.yielding, || format!("worker {id} is wrong about what can make room"))?;
+        for (queue, _) in &worker.queues {
+            let listed = shard.queues[queue.0 as usize].yielding.contains(id);
+            ensure(listed != runs.is_empty(), || {
+                format!("worker {id} is listed wrongly as able to make room")
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks every invariant of an owner between steps, its shard's included.
@@ -157,6 +216,16 @@ fn slots(shard: &Shard) -> Result<(), String> {
                 && !shard.is_ready(*queue)
                 && shard.startable(*queue).is_some();
             ensure(!idle, || format!("worker {id} has a free slot and queue {queue} something to start"))?;
+            let passed_over = shard.may_start()
+                && worker.has_free_slot()
+                && !shard.is_ready(*queue)
+                && shard.moves_left()
+                && shard.could_start(*queue);
+            ensure(!passed_over, || {
+                format!(
+                    "worker {id} has a free slot, and a task of queue {queue} that may run is passed over"
+                )
+            })?;
         }
     }
     ensure(runs.is_empty(), || "a run belongs to no worker".to_string())
@@ -165,15 +234,15 @@ fn slots(shard: &Shard) -> Result<(), String> {
 /// Counts that are kept equal what they count.
 fn queues(shard: &Shard) -> Result<(), String> {
     for (_, lane) in shard.lane_states() {
-        let of_lane =
-            |((of, key), _): &(&ParkedKey, &Parked)| *of == lane.id && !shard.key_is_paused(of.queue, key);
-        let to_come: u64 = shard.parked.iter().filter(of_lane).map(|(_, parked)| parked.rows).sum();
+        let of_lane = |((of, _), _): &(&ParkedKey, &Parked)| *of == lane.id;
+        let to_come: u64 = shard.parked.iter().filter(of_lane).map(|(_, parked)| parked.to_come).sum();
         let kept = lane.places.to_come;
         ensure(to_come == kept, || format!("lane {}: {to_come} rows are to come, {kept} counted", lane.id))?;
     }
     for (n, queue) in shard.queues.iter().enumerate() {
         let id = QueueId(n as u32);
-        let running = shard.runs.values().filter(|live| live.run.lane.queue == id).count() as u64;
+        let of_tasks = |live: &&LiveRun| live.run.lane.queue == id && !live.run.task.is_interactive();
+        let running = shard.runs.values().filter(of_tasks).count() as u64;
         ensure(running == queue.running, || {
             format!("queue {id}: {running} runs, {} counted", queue.running)
         })?;

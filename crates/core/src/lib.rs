@@ -15,17 +15,20 @@
 //! 4. [`messages`]: inputs and effects.
 //! 5. [`shard`]: `step`. Tasks are accepted, saved, merged into windows when durable, started on free
 //!    slots, and settled when they end.
-//! 6. [`life`]: what can happen to a task and what comes of it. [`timers`]: what waits for a time. [`workers`]:
+//! 6. [`admission`]: what may run beside what: duration classes, limits, rates.
+//! 7. [`life`]: what can happen to a task and what comes of it. [`timers`]: what waits for a time. [`workers`]:
 //!    slots.
-//! 7. [`owner`]: a shard and its workers: sessions, health, the start gate. [`worker`]: the worker's side.
-//! 8. [`explain`]: why a task is not running. [`check`]: what must always be true.
-//! 9. [`canary`]: deliberate bugs, for the simulator to catch.
+//! 8. [`owner`]: a shard and its workers: sessions, health, the start gate. [`worker`]: the worker's side.
+//! 9. [`explain`]: why a task is not running. [`estimate`]: when it will. [`check`]: what must always be true.
+//! 10. [`canary`]: deliberate bugs, for the simulator to catch.
 
+pub mod admission;
 pub mod backlog;
 pub mod bounds;
 pub mod canary;
 pub mod change;
 pub mod check;
+pub mod estimate;
 pub mod explain;
 pub mod life;
 pub mod messages;
@@ -35,11 +38,11 @@ pub mod refusal;
 pub mod shard;
 pub mod timers;
 pub mod worker;
-mod workers;
+pub mod workers;
 
 pub use bounds::Bounds;
 pub use change::{Change, Metadata, Row, Task};
-pub use messages::{Answer, Effect, Input, NewTask, Run, Work};
+pub use messages::{Answer, Effect, File, Input, NewTask, Run, Work};
 pub use owner::Owner;
 pub use refusal::Refusal;
 pub use shard::Shard;

@@ -25,6 +25,10 @@ pub enum End {
     FailedForGood,
     /// Its worker is gone. Costs an attempt: nobody knows how far it came.
     Lost,
+    /// It took longer than it may, and was stopped.
+    TimeUp,
+    /// The same, after it had been downgraded: it had less time than it was given at its start.
+    Downgraded,
 }
 
 /// How a task ended.
@@ -102,6 +106,8 @@ pub(crate) struct Tries {
     pub(crate) max_lost: u8,
     /// A retry would come after it has expired.
     pub(crate) expires: bool,
+    /// What a downgrade ended is tried again.
+    pub(crate) requeue: bool,
 }
 
 /// What comes of it.
@@ -141,12 +147,16 @@ pub(crate) fn after(state: State, event: Event, tries: Tries) -> Next {
         (State::Scheduled | State::Queued, EndedLate { end: End::FailedForGood, .. }) => {
             Next::Finish(Outcome::Failed)
         }
-        (State::Scheduled | State::Queued, EndedLate { end: End::Failed | End::Lost, counted: true }) => {
-            Next::Stay
-        }
         (
             State::Scheduled | State::Queued,
-            EndedLate { end: end @ (End::Failed | End::Lost), counted: false },
+            EndedLate { end: End::Failed | End::Lost | End::TimeUp | End::Downgraded, counted: true },
+        ) => Next::Stay,
+        (
+            State::Scheduled | State::Queued,
+            EndedLate {
+                end: end @ (End::Failed | End::Lost | End::TimeUp | End::Downgraded),
+                counted: false,
+            },
         ) => tried_in_vain(end, tries),
         // Ends and refusals are matched by fence against what runs, so these are of no run that counts.
         (State::Scheduled | State::Queued, Ended(_) | Refused) => Next::Stay,
@@ -155,12 +165,13 @@ pub(crate) fn after(state: State, event: Event, tries: Tries) -> Next {
         (State::Running { .. }, Ended(End::Succeeded)) => Next::Finish(Outcome::Succeeded),
         (
             State::Running { canceled: true },
-            Ended(End::Failed | End::FailedForGood | End::Lost) | Refused,
+            Ended(End::Failed | End::FailedForGood | End::Lost | End::TimeUp | End::Downgraded) | Refused,
         ) => Next::Finish(Outcome::Canceled),
         (State::Running { canceled: false }, Ended(End::FailedForGood)) => Next::Finish(Outcome::Failed),
-        (State::Running { canceled: false }, Ended(end @ (End::Failed | End::Lost))) => {
-            tried_in_vain(end, tries)
-        }
+        (
+            State::Running { canceled: false },
+            Ended(end @ (End::Failed | End::Lost | End::TimeUp | End::Downgraded)),
+        ) => tried_in_vain(end, tries),
         // A dispatch that never started costs nothing.
         (State::Running { canceled: false }, Refused) => Next::Queue,
         (State::Running { canceled: false }, Cancel | Detached) => Next::Stop,
@@ -187,7 +198,8 @@ pub(crate) fn after(state: State, event: Event, tries: Tries) -> Next {
 /// A try that failed or was lost: there is another one, or there is not.
 fn tried_in_vain(end: End, tries: Tries) -> Next {
     let lost_too_often = end == End::Lost && tries.lost.saturating_add(1) >= tries.max_lost;
-    if tries.attempt >= tries.max_attempts || lost_too_often {
+    let cut = end == End::Downgraded && !tries.requeue;
+    if tries.attempt >= tries.max_attempts || lost_too_often || cut {
         Next::Finish(Outcome::Failed)
     } else if tries.expires {
         Next::Finish(Outcome::Expired)
@@ -273,6 +285,8 @@ pub struct Terms {
     pub attach_ms: u64,
     /// How long a run of it takes, as its caller thinks, in milliseconds; 0 if it did not say.
     pub expected_ms: u64,
+    /// How long a run of it may take, in milliseconds; 0 if it did not say.
+    pub max_duration_ms: u64,
 }
 
 impl fmt::Display for Outcome {
@@ -290,7 +304,8 @@ impl fmt::Display for Outcome {
 mod tests {
     use super::*;
 
-    const TRIES: Tries = Tries { attempt: 1, max_attempts: 5, lost: 0, max_lost: 3, expires: false };
+    const TRIES: Tries =
+        Tries { attempt: 1, max_attempts: 5, lost: 0, max_lost: 3, expires: false, requeue: false };
 
     #[test]
     fn a_backoff_doubles_up_to_its_cap_and_varies_by_half() {

@@ -2,14 +2,16 @@
 //! every effect may be done as soon as it is emitted: what has to wait for a commit is emitted when that
 //! commit is acknowledged.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::admission::Rate;
 use crate::backlog::{Charge, Cost, Level, Weight};
 use crate::bounds;
 use crate::change::{Change, EndRecord, MemberRecord, Row, Settings, Task, TimerRow};
 use crate::life::{Backoff, End, Ending, Terms};
 use crate::names::{
-    Class, CommitId, ContentType, Fence, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
+    CommitId, ContentType, Fence, FileName, Key, LaneId, LoadId, Millis, Priority, QueueName, RequestId,
     RequestKey, Seat, StoreId, TaskId, WorkerId,
 };
 use crate::refusal::Refusal;
@@ -23,8 +25,6 @@ pub struct NewTask {
     pub weight: Weight,
     /// Its priority.
     pub priority: Priority,
-    /// Its duration class.
-    pub class: Class,
     /// What it takes of its key's share, where tasks are shared.
     pub cost: Cost,
     /// How often it may be tried; the queue decides if it does not say.
@@ -48,6 +48,61 @@ pub struct NewTask {
     pub content_type: ContentType,
     /// The caller's bytes.
     pub payload: Arc<[u8]>,
+    /// Its input files; most tasks have none.
+    pub files: Arc<[File]>,
+}
+
+/// An input file of a task. It goes wherever the payload goes, and is kept as long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// What it is called; no other file of its task is.
+    pub name: FileName,
+    /// What is in it.
+    pub bytes: Arc<[u8]>,
+}
+
+impl File {
+    /// Bytes that a payload and files have together.
+    pub fn bytes_with(payload: &[u8], files: &[File]) -> usize {
+        payload.len() + files.iter().map(|file| file.bytes.len()).sum::<usize>()
+    }
+
+    /// Whether a task may have these files, by their names and sizes, beside a payload of so many bytes: callers may
+    /// keep the bytes apart.
+    pub fn check_all<'a>(
+        payload_bytes: usize,
+        files: impl ExactSizeIterator<Item = (&'a str, usize)>,
+    ) -> Result<(), Refusal> {
+        if files.len() > bounds::FILES_PER_TASK {
+            let (is, most) = (files.len(), bounds::FILES_PER_TASK);
+            return Err(Refusal::too_large("files", format!("has {is} files; at most {most} are allowed")));
+        }
+        let mut names = BTreeSet::new();
+        let mut all = payload_bytes;
+        for (n, (name, bytes)) in files.enumerate() {
+            if bytes > bounds::FILE_BYTES {
+                let most = bounds::FILE_BYTES;
+                let text = format!(
+                    "has {bytes} bytes, at most {most} are allowed; store it elsewhere and send its address"
+                );
+                return Err(Refusal::too_large(format!("files[{n}]"), text));
+            }
+            if !names.insert(name) {
+                let text = format!("{name:?} is the name of another file too; give each its own");
+                return Err(Refusal::invalid(format!("files[{n}].name"), text));
+            }
+            all += bytes;
+        }
+        if all > bounds::INPUT_BYTES && !names.is_empty() {
+            let most = bounds::INPUT_BYTES;
+            let text = format!(
+                "have {all} bytes together with the payload, at most {most} are allowed; store some of them \
+                 elsewhere and send their addresses"
+            );
+            return Err(Refusal::too_large("files", text));
+        }
+        Ok(())
+    }
 }
 
 /// When a task may start.
@@ -78,8 +133,8 @@ pub struct Work {
     pub payload: Arc<[u8]>,
     /// What they are.
     pub content_type: ContentType,
-    /// How long the run may take, in milliseconds; 0 if it may take as long as it likes.
-    pub max_duration_ms: u64,
+    /// Its input files.
+    pub files: Arc<[File]>,
 }
 
 impl NewTask {
@@ -89,7 +144,6 @@ impl NewTask {
             key,
             weight: Weight::ONE,
             priority: Priority::DEFAULT,
-            class: Class(0),
             cost: Cost::ONE,
             max_attempts: None,
             backoff: None,
@@ -101,6 +155,7 @@ impl NewTask {
             max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: Arc::from([]),
+            files: Arc::default(),
         }
     }
 
@@ -112,9 +167,6 @@ impl NewTask {
                 "priority",
                 format!("{} is out of range; use 0 (first) to {last}", self.priority),
             ));
-        }
-        if self.class.0 >= bounds::CLASSES {
-            return Err(Refusal::invalid("class", format!("{} is not a class of this queue", self.class)));
         }
         let range = |field: &str, is: u64, from: u64, most: u64| {
             let wrong = || Refusal::invalid(field, format!("{is} is out of range; use {from} to {most}"));
@@ -153,7 +205,12 @@ impl NewTask {
                 ),
             ));
         }
-        Ok(())
+        File::check_all(payload_bytes, self.files.iter().map(|file| (file.name.as_str(), file.bytes.len())))
+    }
+
+    /// Bytes of its payload and its files.
+    pub fn input_bytes(&self) -> usize {
+        File::bytes_with(&self.payload, &self.files)
     }
 }
 
@@ -182,6 +239,50 @@ pub struct Run {
     pub fence: Fence,
     /// When it was dispatched, on the clock of the owner that did.
     pub started: Millis,
+    /// How long it may take as things stand, in milliseconds from its start; 0 if as long as it likes.
+    pub limit_ms: u64,
+}
+
+impl Run {
+    /// How long its task said that it may take, in milliseconds; 0 if it did not say.
+    pub fn max_duration_ms(&self) -> u64 {
+        self.terms.as_ref().map_or(0, |terms| terms.max_duration_ms)
+    }
+}
+
+/// What somebody wants of an interactive task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InteractiveAsk {
+    /// Whom its slot is counted to.
+    pub key: Key,
+    /// How long it may take, in milliseconds; 0 if as long as it likes.
+    pub max_duration_ms: u64,
+}
+
+/// Why an interactive run is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It ended by itself.
+    Ended,
+    /// A task needed its slot.
+    Halted,
+    /// Its time was up.
+    TimeUp,
+    /// Its worker is gone, or did not start it.
+    Lost,
+    /// Its client left, or somebody canceled it.
+    Canceled,
+}
+
+/// What is to change of a key; what is None stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyChange {
+    /// Its weight, whatever its tasks say.
+    pub weight: Option<Option<Weight>>,
+    /// How many of its tasks may run at once.
+    pub limit: Option<Option<u32>>,
+    /// How much of it may start in a second.
+    pub rate: Option<Option<Rate>>,
 }
 
 /// A fact that a shard learns.
@@ -198,16 +299,41 @@ pub enum Input {
         /// What the caller named the request: the same again is answered as the first was.
         once: Option<RequestKey>,
     },
-    /// A key's weight is what this says, whatever its tasks say; None ends that.
-    SetWeight {
+    /// What a key of a queue has of its own is changed.
+    SetKey {
         /// To answer.
         request: RequestId,
         /// The queue; made if it is new.
         queue: QueueName,
         /// The key.
         key: Key,
-        /// Its weight.
-        weight: Option<Weight>,
+        /// How.
+        change: KeyChange,
+    },
+    /// A caller wants a task to take less time, whether it waits or runs.
+    Shorten {
+        /// To answer.
+        request: RequestId,
+        /// The task.
+        task: TaskId,
+        /// How long a run of it may take from now on, in milliseconds.
+        max_duration_ms: u64,
+    },
+    /// A caller wants a slot now, or to be told now that there is none.
+    Interactive {
+        /// To answer.
+        request: RequestId,
+        /// The queue.
+        queue: QueueName,
+        /// What it wants.
+        ask: InteractiveAsk,
+    },
+    /// The client of an interactive run is gone.
+    Hangup {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
     },
     /// A caller no longer wants a task to be run.
     Cancel {
@@ -453,6 +579,37 @@ pub enum Effect {
         /// The run.
         fence: Fence,
     },
+    /// Tell a worker that a run has another time than it was told: less, always.
+    Limit {
+        /// The worker.
+        worker: WorkerId,
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// How long it may take from its start, in milliseconds.
+        limit_ms: u64,
+        /// How long its task says that it may take, in milliseconds; 0 if it does not say.
+        max_duration_ms: u64,
+    },
+    /// Warn the client of an interactive run: it will be halted, to make room.
+    Warn {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// In so many milliseconds.
+        grace_ms: u64,
+    },
+    /// An interactive run is over, as far as the shard is concerned: tell its client.
+    InteractiveOver {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// Why.
+        why: Why,
+    },
     /// Tell a worker that what it offered is not accepted; nothing has changed.
     RefuseWorker {
         /// The worker.
@@ -551,8 +708,19 @@ pub enum Answer {
     Replayed(TaskId),
     /// The settings are changed, durably; their version now.
     Configured(u64),
-    /// The weight is set, durably.
-    WeightSet,
+    /// What the key has of its own is changed, durably.
+    KeySet,
+    /// The task has so much time, durably; in milliseconds.
+    Shortened(u64),
+    /// An interactive task has a slot, and starts.
+    Interactive {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// Its worker.
+        worker: WorkerId,
+    },
     /// The key may not run any more, or may again, durably.
     KeyPaused(bool),
     /// The task will never run (again), durably.

@@ -78,6 +78,21 @@ number!(
     Class(u8)
 );
 
+impl TaskId {
+    /// Set in the ids of interactive tasks, of which the store knows nothing. Numbers of others are far below.
+    const INTERACTIVE: u64 = 1 << 62;
+
+    /// The id of the interactive task that this dispatch starts.
+    pub(crate) fn interactive(dispatch: u64) -> TaskId {
+        TaskId(TaskId::INTERACTIVE | dispatch)
+    }
+
+    /// It is an interactive one.
+    pub fn is_interactive(self) -> bool {
+        self.0 & TaskId::INTERACTIVE != 0
+    }
+}
+
 impl Millis {
     /// So many milliseconds later; the end of time if that is later still.
     pub(crate) fn plus(self, ms: u64) -> Millis {
@@ -260,6 +275,46 @@ impl Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { f.write_str("(shared)") } else { f.write_str(&self.0) }
+    }
+}
+
+/// The name of an input file, as it stands in a run's directory: one name and no path, so that no file can be placed
+/// anywhere else.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileName(Arc<str>);
+
+impl FileName {
+    /// Checks a name that a user chose.
+    pub fn new(name: &str) -> Result<Self, Refusal> {
+        const FIELD: &str = "name";
+        if name.is_empty() {
+            return Err(Refusal::invalid(FIELD, "is empty; give a name such as `page.html`"));
+        }
+        if name.len() > bounds::FILE_NAME_BYTES {
+            let (is, most) = (name.len(), bounds::FILE_NAME_BYTES);
+            return Err(Refusal::too_large(FIELD, format!("has {is} bytes; at most {most} are allowed")));
+        }
+        if matches!(name, "." | "..") {
+            return Err(Refusal::invalid(FIELD, format!("{name:?} is a directory; give the name of a file")));
+        }
+        match name.chars().find(|c| *c == '/' || c.is_control()) {
+            Some('/') => Err(Refusal::invalid(FIELD, format!("{name:?} is a path; give a name without `/`"))),
+            Some(bad) => {
+                Err(Refusal::invalid(FIELD, format!("contains the control character {bad:?}; remove it")))
+            }
+            None => Ok(FileName(name.into())),
+        }
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

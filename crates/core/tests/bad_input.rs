@@ -2,15 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
+use std::sync::Arc;
+
 use evenhand_core::backlog::{Average, Cost, Level, VTime, Weight};
-use evenhand_core::change::{KeyRecord, LaneRecord, ParkedRecord, QueueRecord, Totals};
+use evenhand_core::change::{KeyRecord, LaneRecord, Override, ParkedRecord, QueueRecord, Totals};
 use evenhand_core::life::{End, Ending};
 use evenhand_core::messages::Answer;
 use evenhand_core::names::{
-    Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
-    TaskId, WorkerId,
+    Class, CommitId, Epoch, Fence, FileName, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName,
+    RequestId, TaskId, WorkerId,
 };
-use evenhand_core::{Bounds, Effect, Input, Metadata, NewTask, Refusal, Shard, bounds, check};
+use evenhand_core::{Bounds, Effect, File, Input, Metadata, NewTask, Refusal, Shard, bounds, check};
 use expect_test::{Expect, expect};
 
 fn said<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {
@@ -115,10 +117,72 @@ fn keys_are_any_text_without_control_characters() {
     );
 }
 
+#[test]
+fn files_have_names_and_no_paths() {
+    let (longest, long) = ("n".repeat(128), "n".repeat(129));
+    let names = [
+        "page.html",
+        "-r",
+        ".hidden",
+        "große 😀",
+        "a\\b",
+        "...",
+        "",
+        ".",
+        "..",
+        "a/b",
+        "/etc/passwd",
+        "../up",
+        "a\0b",
+        "a\nb",
+        &longest,
+        &long,
+    ];
+    check_all(
+        names.into_iter().map(|name| said(FileName::new(name))).collect(),
+        expect![[r#"
+        accepted FileName("page.html")
+        accepted FileName("-r")
+        accepted FileName(".hidden")
+        accepted FileName("große 😀")
+        accepted FileName("a\\b")
+        accepted FileName("...")
+        invalid: name: is empty; give a name such as `page.html`
+        invalid: name: "." is a directory; give the name of a file
+        invalid: name: ".." is a directory; give the name of a file
+        invalid: name: "a/b" is a path; give a name without `/`
+        invalid: name: "/etc/passwd" is a path; give a name without `/`
+        invalid: name: "../up" is a path; give a name without `/`
+        invalid: name: contains the control character '\0'; remove it
+        invalid: name: contains the control character '\n'; remove it
+        accepted FileName("nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn")
+        too_large: name: has 129 bytes; at most 128 are allowed
+    "#]],
+    );
+}
+
+#[test]
+fn files_count_in_what_memory_holds_beside_waiting_rows() {
+    let held = |task: NewTask| {
+        let mut shard = shard();
+        enqueue(&mut shard, vec![task]);
+        shard.held().payload_bytes
+    };
+    let none = held(task());
+    assert_eq!(held(NewTask { payload: vec![0; 100].into(), ..task() }), none + 100);
+    assert!(held(NewTask { files: files_of(2, &[0; 100]), ..task() }) >= none + 200);
+}
+
 fn shard() -> Shard {
     let mut shard = Shard::new(Bounds::default(), Epoch(1), 7, Metadata::default()).unwrap();
     shard.step(Millis(0), Input::Open, &mut Vec::new());
     shard
+}
+
+/// So many files with these bytes: f0, f1 and so on.
+fn files_of(files: usize, bytes: &[u8]) -> Arc<[File]> {
+    let file = |n| File { name: FileName::new(&format!("f{n}")).unwrap(), bytes: bytes.into() };
+    (0..files).map(file).collect()
 }
 
 fn task() -> NewTask {
@@ -146,16 +210,21 @@ fn a_bad_task_refuses_the_whole_call_and_changes_nothing() {
         change(&mut bad);
         vec![task(), bad]
     };
-    let large = vec![0; bounds::PAYLOAD_BYTES].into();
+    let large: Arc<[u8]> = vec![0; bounds::PAYLOAD_BYTES].into();
+    let filled = |files: usize| NewTask { payload: large.clone(), files: files_of(files, &large), ..task() };
     let calls = vec![
         vec![],
         vec![task(); bounds::TASKS_PER_ENQUEUE + 1],
         with(|task| task.priority = Priority(10)),
-        with(|task| task.class = Class(200)),
         with(|task| task.max_attempts = Some(0)),
         with(|task| task.max_attempts = Some(1_001)),
         with(|task| task.payload = vec![0; 10_000_000].into()),
-        vec![NewTask { payload: large, ..task() }; 17],
+        vec![NewTask { payload: large.clone(), ..task() }; 17],
+        with(|task| task.files = files_of(65, &[])),
+        with(|task| task.files = files_of(3, &vec![0; 2_000_000])),
+        with(|task| task.files = [files_of(3, b"x"), files_of(1, b"y")].concat().into()),
+        vec![task(), filled(4)],
+        vec![filled(3), filled(3), filled(3), filled(3), filled(0)],
     ];
     let untouched = format!("{shard:?}");
     let said = calls.into_iter().map(|call| enqueue(&mut shard, call)).collect();
@@ -166,11 +235,15 @@ fn a_bad_task_refuses_the_whole_call_and_changes_nothing() {
         invalid: tasks: is empty; give at least one task
         too_large: tasks: has 10001 tasks; send at most 10000 in one call
         invalid: tasks[1].priority: 10 is out of range; use 0 (first) to 9
-        invalid: tasks[1].class: 200 is not a class of this queue
         invalid: tasks[1].retry.max_attempts: 0 is out of range; use 1 to 1000
         invalid: tasks[1].retry.max_attempts: 1001 is out of range; use 1 to 1000
         too_large: tasks[1].payload: has 10000000 bytes, at most 1048576 are allowed; store it elsewhere and send its address
-        too_large: tasks: has 17825792 bytes of payload; send at most 16777216 in one call
+        too_large: tasks: has 17825792 bytes of payloads and files; send at most 16777216 in one call
+        too_large: tasks[1].files: has 65 files; at most 64 are allowed
+        too_large: tasks[1].files[0]: has 2000000 bytes, at most 1048576 are allowed; store it elsewhere and send its address
+        invalid: tasks[1].files[3].name: "f0" is the name of another file too; give each its own
+        too_large: tasks[1].files: have 5242880 bytes together with the payload, at most 4194304 are allowed; store some of them elsewhere and send their addresses
+        too_large: tasks: has 17825792 bytes of payloads and files; send at most 16777216 in one call
     "#]],
     );
 }
@@ -179,6 +252,11 @@ fn a_bad_task_refuses_the_whole_call_and_changes_nothing() {
 fn the_largest_call_is_accepted() {
     let said = enqueue(&mut shard(), vec![task(); bounds::TASKS_PER_ENQUEUE]);
     expect!["10004 changes"].assert_eq(&said);
+    let large = vec![0; bounds::FILE_BYTES];
+    let filled = NewTask { files: files_of(4, &large), ..task() };
+    expect!["8 changes"].assert_eq(&enqueue(&mut shard(), vec![filled; 4]));
+    let many = NewTask { files: files_of(bounds::FILES_PER_TASK, b"x"), ..task() };
+    expect!["5 changes"].assert_eq(&enqueue(&mut shard(), vec![many]));
 }
 
 #[test]
@@ -310,7 +388,7 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
         Metadata { queues: vec![queue(0, 0)], lanes: vec![(lane(0), high)], next_seq: 9, ..empty() },
         Metadata { queues: vec![queue(0, 1)], keys: vec![(lane(0), Key::shared(), record(1))], ..empty() },
         Metadata { queues: vec![queue(0, 3)], ..empty() },
-        Metadata { overrides: vec![(QueueId(4), Key::shared(), Weight::ONE)], ..empty() },
+        Metadata { overrides: vec![(QueueId(4), Key::shared(), Override::default())], ..empty() },
         Metadata { parked: vec![(lane(0), Key::shared(), ParkedRecord::default())], ..empty() },
         Metadata { paused: vec![(QueueId(4), Key::shared())], ..empty() },
     ];
@@ -324,7 +402,7 @@ fn metadata_that_contradicts_itself_is_an_error_not_a_panic() {
             lane 0/5/0 has rows up to 0.000#9, but the next seq is 9
             key (shared) belongs to no lane (0/5/0), or counts more rows than it has
             queue q0 counts 3 unfinished tasks, its keys count 0
-            key (shared) has a weight in queue 4, which does not exist
+            key (shared) has something of its own in queue 4, which does not exist
             key (shared) is parked beside lane 0/5/0, which does not exist
             key (shared) is paused in queue 4, which does not exist
         "#]],

@@ -19,6 +19,7 @@
 
 use std::ffi::OsString;
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -54,6 +55,7 @@ async fn worker(args: Vec<OsString>) -> ExitCode {
         args: vec!["guardian".into()],
         trampoline: vec!["trampoline".into()],
         seat_dir: text(0).into(),
+        work_dir: PathBuf::from(text(0)).join("work"),
         seat: Seat::Named(text(1).into()),
         lock_wait: Duration::ZERO,
         cgroups: false,

@@ -16,13 +16,16 @@ use std::iter::FusedIterator;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use evenhand_api::v1;
 use evenhand_core::Refusal;
 use evenhand_core::refusal::Kind;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::client::{self, Batching, Changed, Enqueued, Filter, NewTask, Payload, QueueSettings, Task};
+use crate::client::{
+    self, Batching, Changed, Enqueued, Filter, KeySettings, NewTask, Payload, QueueSettings, Task,
+};
 
 /// A connection to a server. Cheap to clone, and may be used by many threads at once.
 #[derive(Clone, Debug)]
@@ -129,6 +132,11 @@ impl Client {
         self.thread.wait(self.client.payload(id))
     }
 
+    /// What is in a file that a task was submitted with, as long as it is remembered.
+    pub fn file(&self, id: &str, name: &str) -> Result<Bytes, Refusal> {
+        self.thread.wait(self.client.file(id, name))
+    }
+
     /// Waits until a task has ended, and says how.
     pub fn wait(&self, id: &str) -> Result<Task, Refusal> {
         self.thread.wait(self.client.wait(id))
@@ -159,6 +167,11 @@ impl Client {
     /// Cancels a task. True: it was running, and is being stopped.
     pub fn cancel(&self, id: &str) -> Result<bool, Refusal> {
         self.thread.wait(self.client.cancel(id))
+    }
+
+    /// Gives a task less time, whether it waits or runs: see [`crate::Client::shorten`].
+    pub fn shorten(&self, id: &str, max_duration: Duration) -> Result<(), Refusal> {
+        self.thread.wait(self.client.shorten(id, max_duration))
     }
 
     /// Cancels all tasks of a filter that have not ended, step by step: see [`crate::Client::cancel_many`].
@@ -213,6 +226,11 @@ impl Client {
     /// Resumes a paused queue.
     pub fn resume(&self, queue: &str) -> Result<(), Refusal> {
         self.thread.wait(self.client.resume(queue))
+    }
+
+    /// Changes what a key of a queue has of its own: see [`crate::Client::set_key`].
+    pub fn set_key(&self, queue: &str, key: &str, settings: KeySettings) -> Result<(), Refusal> {
+        self.thread.wait(self.client.set_key(queue, key, settings))
     }
 
     /// Gives a key of a queue a weight: see [`crate::Client::set_key_weight`].

@@ -47,7 +47,8 @@ pub mod testing;
 mod worker;
 
 pub use client::{
-    Batcher, Batching, Changed, Changing, Client, Enqueued, Filter, Listing, NewTask, Payload, QueueSettings,
+    AfterDowngrade, Attach, AttachInput, AttachOutput, Attached, Batcher, Batching, Changed, Changing,
+    Client, Enqueued, Filter, Heard, KeySettings, Limit, Listing, NewTask, Payload, QueueSettings, Rate,
     Receipt, Retries, Share, Task, TaskState, Try, Watch,
 };
 pub use evenhand_api::v1 as wire;

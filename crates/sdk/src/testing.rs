@@ -104,8 +104,10 @@ impl TestWorker {
             key: task.key,
             attempt,
             payload: task.payload,
+            files: task.files,
             content_type: task.content_type,
             max_duration_ms: task.max_duration_ms.unwrap_or(0),
+            interactive: None,
         });
         Ok(TestRun { runner, run, output: Vec::new(), outcome: None })
     }
@@ -169,7 +171,9 @@ impl TestRun {
                     self.outcome = Some(match end {
                         End::Succeeded => Outcome::Succeeded(result),
                         End::FailedForGood => Outcome::Failed(Failure::ForGood(error)),
-                        End::Failed => Outcome::Failed(Failure::Retry { why: error, after: retry_after }),
+                        End::Failed | End::TimeUp | End::Downgraded => {
+                            Outcome::Failed(Failure::Retry { why: error, after: retry_after })
+                        }
                         End::Lost => Outcome::Killed,
                     });
                 }

@@ -23,6 +23,11 @@ async fn obey(order: String, run: Run) -> Result<String, Failure> {
             run.output("é".repeat(10_000));
             run.progress(0.1, "begun");
             run.progress(7.0, "more than done");
+            let files: Vec<&str> = run.files().iter().map(|file| file.name.as_str()).collect();
+            assert_eq!(run.file("none"), None);
+            if let Some(page) = run.file("page.html") {
+                return Ok(format!("{} with {}", files.join(", "), String::from_utf8_lossy(page)));
+            }
             Ok(format!("{} {} {} {}", run.queue(), run.key(), run.attempt(), run.content_type()))
         }
         _ => Err(Failure::for_good("what?")),
@@ -72,6 +77,15 @@ async fn what_a_run_says_and_is_told_is_seen() {
     assert_eq!(ended.output, ["é".repeat(2_048)]);
     let said: Vec<_> = ended.progress.iter().map(|said| (said.fraction, said.message.as_str())).collect();
     assert_eq!(said, [(Some(0.1), "begun"), (Some(1.0), "more than done")]);
+}
+
+#[tokio::test]
+async fn a_handler_has_the_files_of_its_task() {
+    let task = order("talk").file("page.html", "<p>").file("style.css", vec![0xff]);
+    let ended = worker().run("q", task).await.unwrap();
+    assert_eq!(ended.json::<String>().unwrap(), "page.html, style.css with <p>");
+    let path = worker().run("q", order("talk").file("a", "").file("../b", "")).await.unwrap_err();
+    assert_eq!((path.kind, path.field.as_str()), (Kind::Invalid, "files[1].name"));
 }
 
 #[tokio::test]

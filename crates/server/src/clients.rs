@@ -3,37 +3,50 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use evenhand_api::v1::TaskState;
+use evenhand_api::v1::attach_request::Message as FromClient;
+use evenhand_api::v1::attach_response::Message as ToClient;
 use evenhand_api::v1::client_server::Client;
-use evenhand_api::{REQUEST_ID_BYTES, convert, errors, v1};
-use evenhand_core::backlog::Weight;
+use evenhand_api::{REQUEST_ID_BYTES, convert, errors, interactive, v1};
+use evenhand_core::change::Place;
 use evenhand_core::explain::{Ahead, Standing};
 use evenhand_core::life::Backoff;
+use evenhand_core::messages::{InteractiveAsk, KeyChange};
 use evenhand_core::names::{Key, Millis, QueueName, RequestKey, Seat, ShardId, TaskId};
 use evenhand_core::owner::Settings;
 use evenhand_core::refusal::Kind;
-use evenhand_core::{Answer, NewTask, Refusal, bounds};
+use evenhand_core::{Answer, NewTask, Refusal, Task, bounds};
 use evenhand_store::{History, Store, StoreError};
+use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::clock::Clock;
 use crate::events::{Began, Watched, say_end};
+use crate::forecasts::{self, Forecasts, Told};
+use crate::interactive::{Gone, Session, Sink, Source, checked, relay};
 use crate::listing::Many;
-use crate::mailbox::{Explained, KeyChange, Mailbox, Operated, Operation, QueueView, View};
+use crate::mailbox::{Explained, KeyRequest, Mailbox, Operated, Operation, QueueView, View};
 use crate::shard::SHARD;
 
 /// Most keys of a queue that are shown.
 const PAGE_KEYS: u32 = 1_000;
+/// How long a client has to say what it wants, after it has called.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+/// Messages of an interactive task that may wait for its client.
+const ANSWERS: usize = 2;
+/// Words on a task that waits after which its place is looked up again.
+const PLACE_EVERY: u32 = 5;
 /// How often a task that moves while it is looked at is looked at again.
 const LOOKS: u32 = 100;
 
 /// The service.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Clients<S> {
     pub(crate) mailbox: Mailbox,
     pub(crate) store: S,
@@ -41,9 +54,10 @@ pub(crate) struct Clients<S> {
     pub(crate) settings: Settings,
     pub(crate) began: Instant,
     pub(crate) clock: Clock,
+    pub(crate) forecasts: Arc<Forecasts>,
 }
 
-impl<S: Store + 'static> Clients<S> {
+impl<S: Store + Clone + 'static> Clients<S> {
     async fn enqueue(&self, request: v1::EnqueueRequest) -> Result<v1::EnqueueResponse, Refusal> {
         let queue = QueueName::new(&request.queue)?;
         let once = request_key(&queue, &request.request_id)?;
@@ -67,7 +81,9 @@ impl<S: Store + 'static> Clients<S> {
         let (ids, created) = match self.mailbox.enqueue(queue, tasks, once).await? {
             Answer::Accepted(ids) => (ids, true),
             Answer::AcceptedBefore(ids) => (ids.into_iter().map(|id| (id, true)).collect(), false),
-            Answer::WeightSet
+            Answer::KeySet
+            | Answer::Shortened(_)
+            | Answer::Interactive { .. }
             | Answer::Canceled
             | Answer::Stopping
             | Answer::Replayed(_)
@@ -91,7 +107,7 @@ impl<S: Store + 'static> Clients<S> {
                 return recent.map(|recent| recent.task(SHARD, task)).ok_or_else(gone);
             };
             let tried = stored.attempt > 1;
-            let Some(explained) = self.mailbox.explain(vec![stored]).await?.pop() else { continue };
+            let Some(explained) = self.mailbox.explain(vec![stored.clone()]).await?.pop() else { continue };
             let standing = explained.standing.clone();
             let mut told = to_wire(explained);
             match standing {
@@ -104,6 +120,11 @@ impl<S: Store + 'static> Clients<S> {
                     if tried {
                         let history = self.store.read_history(SHARD, task).await;
                         say_history(&mut told, &history.map_err(|why| unavailable(&why))?);
+                    }
+                    if told.state() == v1::TaskState::Queued {
+                        let queue = QueueName::new(&told.queue)?;
+                        let estimate = self.forecasts.of(&self.mailbox, &queue, &stored).await;
+                        told.estimate = estimate.map(forecasts::to_wire);
                     }
                     return Ok(told);
                 }
@@ -127,7 +148,9 @@ impl<S: Store + 'static> Clients<S> {
             Ok(Answer::Stopping) => Ok(v1::CancelResponse { stopping: true }),
             Ok(
                 Answer::Canceled
-                | Answer::WeightSet
+                | Answer::KeySet
+                | Answer::Shortened(_)
+                | Answer::Interactive { .. }
                 | Answer::Accepted(_)
                 | Answer::AcceptedBefore(_)
                 | Answer::Replayed(_)
@@ -144,6 +167,30 @@ impl<S: Store + 'static> Clients<S> {
         }
     }
 
+    async fn shorten(&self, request: v1::ShortenRequest) -> Result<v1::ShortenResponse, Refusal> {
+        let v1::ShortenRequest { id, max_duration_ms } = request;
+        match self.mailbox.shorten(own_task(&id)?, max_duration_ms).await {
+            Ok(Answer::Shortened(max_duration_ms)) => Ok(v1::ShortenResponse { max_duration_ms }),
+            Ok(
+                Answer::Accepted(_)
+                | Answer::AcceptedBefore(_)
+                | Answer::Replayed(_)
+                | Answer::Configured(_)
+                | Answer::KeySet
+                | Answer::Interactive { .. }
+                | Answer::KeyPaused(_)
+                | Answer::Canceled
+                | Answer::Stopping,
+            ) => Err(no_such_answer()),
+            // The shard has no names for tasks; and one that is not here may have ended, or may never have been.
+            Err(refusal) if refusal.kind == Kind::NotFound => {
+                self.get(&id).await?;
+                Err(Refusal::not_found(format!("task {id} has ended")))
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
     async fn replay(&self, id: &str) -> Result<v1::ReplayResponse, Refusal> {
         let task = own_task(id)?;
         let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
@@ -154,7 +201,9 @@ impl<S: Store + 'static> Clients<S> {
                 Answer::Accepted(_)
                 | Answer::AcceptedBefore(_)
                 | Answer::Configured(_)
-                | Answer::WeightSet
+                | Answer::KeySet
+                | Answer::Shortened(_)
+                | Answer::Interactive { .. }
                 | Answer::KeyPaused(_)
                 | Answer::Canceled
                 | Answer::Stopping,
@@ -175,7 +224,9 @@ impl<S: Store + 'static> Clients<S> {
                 Answer::Accepted(_)
                 | Answer::AcceptedBefore(_)
                 | Answer::Replayed(_)
-                | Answer::WeightSet
+                | Answer::KeySet
+                | Answer::Shortened(_)
+                | Answer::Interactive { .. }
                 | Answer::KeyPaused(_)
                 | Answer::Canceled
                 | Answer::Stopping,
@@ -184,28 +235,14 @@ impl<S: Store + 'static> Clients<S> {
     }
 
     async fn set_key(&self, request: v1::SetKeyRequest) -> Result<v1::SetKeyResponse, Refusal> {
-        let v1::SetKeyRequest { queue, key, weight_thousandths, paused } = request;
-        let (queue, key) = (QueueName::new(&queue)?, Key::new(&key)?);
-        // Both are checked before either is changed.
-        let weight = match weight_thousandths {
-            Some(thousandths @ 1..) => {
-                let weight = Weight::from_thousandths(thousandths);
-                Some(Some(weight.ok_or_else(|| {
-                    let is = f64::from(thousandths) / 1e3;
-                    Refusal::invalid(
-                        "weight",
-                        format!("{is} is out of range; use 0.001 to 1000, or 0 for none"),
-                    )
-                })?))
-            }
-            Some(0) => Some(None),
-            None => None,
-        };
-        if let Some(weight) = weight {
-            self.mailbox.set_key(queue.clone(), key.clone(), KeyChange::Weight(weight)).await?;
+        let (queue, key) = (QueueName::new(&request.queue)?, Key::new(&request.key)?);
+        // All is checked before anything is changed.
+        let change = convert::key_change(&request)?;
+        if change != KeyChange::default() {
+            self.mailbox.set_key(queue.clone(), key.clone(), KeyRequest::Change(change)).await?;
         }
-        if let Some(paused) = paused {
-            self.mailbox.set_key(queue, key, KeyChange::Paused(paused)).await?;
+        if let Some(paused) = request.paused {
+            self.mailbox.set_key(queue, key, KeyRequest::Paused(paused)).await?;
         }
         Ok(v1::SetKeyResponse {})
     }
@@ -243,10 +280,22 @@ impl<S: Store + 'static> Clients<S> {
         Ok(v1::QueueResponse { queue: Some(view.queue), keys: view.keys, settings, version })
     }
 
-    async fn payload(&self, id: &str) -> Result<v1::PayloadResponse, Refusal> {
+    /// A task as the store has it.
+    async fn stored(&self, id: &str) -> Result<Task, Refusal> {
         let stored = self.store.read_task(SHARD, own_task(id)?).await.map_err(|why| unavailable(&why))?;
         let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
-        let task = stored.ok_or_else(gone)?;
+        stored.ok_or_else(gone)
+    }
+
+    async fn file(&self, request: v1::FileRequest) -> Result<v1::File, Refusal> {
+        let v1::FileRequest { id, name } = request;
+        let task = self.stored(&id).await?;
+        let file = convert::wire_files(&task.files).into_iter().find(|file| file.name == name);
+        file.ok_or_else(|| Refusal::not_found(format!("task {id} has no file {name:?}")))
+    }
+
+    async fn payload(&self, id: &str) -> Result<v1::PayloadResponse, Refusal> {
+        let task = self.stored(id).await?;
         let content_type = task.content_type.as_str().into();
         Ok(v1::PayloadResponse { payload: bytes::Bytes::from_owner(task.payload), content_type })
     }
@@ -263,6 +312,23 @@ impl<S: Store + 'static> Clients<S> {
             absence_ms: self.settings.absence_ms,
             longest_shut_ms: self.settings.longest_ms(),
         })
+    }
+
+    /// A slot for an interactive task, or a refusal.
+    pub(crate) async fn interactive(&self, open: v1::AttachOpen) -> Result<Session, Refusal> {
+        let v1::AttachOpen { queue, key, max_duration_ms, terminal } = open;
+        let (queue, key) = (QueueName::new(&queue)?, Key::new(&key)?);
+        let most = bounds::DURATION_MS;
+        if let Some(ms) = max_duration_ms.filter(|ms| !(1..=most).contains(ms)) {
+            return Err(Refusal::invalid(
+                "max_duration_ms",
+                format!("{ms} is out of range; use 1 to {most}"),
+            ));
+        }
+        let terminal =
+            interactive::terminal(terminal.as_ref()).map_err(|refusal| refusal.within("terminal"))?;
+        let ask = InteractiveAsk { key, max_duration_ms: max_duration_ms.unwrap_or(0) };
+        self.mailbox.interactive(queue, ask, terminal).await
     }
 
     async fn drain_worker(&self, seat: &str) -> Result<v1::DrainWorkerResponse, Refusal> {
@@ -332,13 +398,142 @@ impl<S: Store + 'static> Clients<S> {
             }
             if !resumes || missed {
                 let told = say(v1::task_event::Event::Task(stands));
-                first.push(v1::TaskEvent { id: at, task_id: id, ..told });
+                first.push(v1::TaskEvent { id: at, task_id: id.clone(), ..told });
             }
         }
         first.extend(before);
         let first = tokio_stream::iter(first.into_iter().map(Ok));
+        if over {
+            return Ok(Some(Box::pin(first)));
+        }
+        let events = if id.is_empty() { events } else { self.clone().with_estimates(id, events) };
         let rest = tokio_stream::wrappers::ReceiverStream::new(events).map(Ok);
-        Ok(Some(if over { Box::pin(first) } else { Box::pin(first.chain(rest)) }))
+        Ok(Some(Box::pin(first.chain(rest))))
+    }
+
+    /// A task that waits for its turn, and its queue.
+    async fn waiting(&self, id: &str) -> Option<(QueueName, Task)> {
+        let stored = self.store.read_task(SHARD, own_task(id).ok()?).await.ok()??;
+        let place = matches!(stored.place, Place::Lane(_) | Place::Parked(_));
+        let queue = self.mailbox.queue_name(stored.lane.queue).await.ok()??;
+        place.then_some((queue, stored))
+    }
+
+    /// The events of a task, and between them when it will start, as long as it waits.
+    fn with_estimates(
+        self,
+        id: String,
+        mut events: mpsc::Receiver<v1::TaskEvent>,
+    ) -> mpsc::Receiver<v1::TaskEvent> {
+        // One is enough: who is slow is noticed where the events come from.
+        let (out, told) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(forecasts::TELL_EVERY);
+            tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let (mut waits, mut said, mut ticks) = (true, Told::default(), 0_u32);
+            let mut stored = None;
+            loop {
+                let event = tokio::select! {
+                    biased;
+                    () = out.closed() => return,
+                    event = events.recv() => match event {
+                        Some(event) => event,
+                        None => return,
+                    },
+                    _ = tick.tick(), if waits => {
+                        // Where it waits is looked up again now and then: it may have moved.
+                        if ticks.is_multiple_of(PLACE_EVERY) {
+                            stored = self.waiting(&id).await;
+                        }
+                        ticks = ticks.wrapping_add(1);
+                        let Some((queue, task)) = &stored else { continue };
+                        let estimate = self.forecasts.of(&self.mailbox, queue, task).await;
+                        let estimate = estimate.map(forecasts::to_wire);
+                        let Some(estimate) = estimate.filter(|now| said.is_news(*now)) else { continue };
+                        v1::TaskEvent {
+                            at_ms: self.clock.now().0,
+                            event: Some(v1::task_event::Event::Estimate(estimate)),
+                            task_id: id.clone(),
+                            ..v1::TaskEvent::default()
+                        }
+                    }
+                };
+                if let Some(v1::task_event::Event::Task(task)) = &event.event {
+                    waits = matches!(task.state(), v1::TaskState::Queued | v1::TaskState::Scheduled);
+                }
+                if out.send(event).await.is_err() {
+                    return;
+                }
+            }
+        });
+        told
+    }
+}
+
+/// What an interactive task says.
+pub(crate) type Attaching = Pin<Box<dyn Stream<Item = Result<v1::AttachResponse, Status>> + Send>>;
+
+/// What a client says to an interactive task.
+struct Asks {
+    incoming: Streaming<v1::AttachRequest>,
+    /// Closed when the client does not listen any more.
+    answers: mpsc::Sender<Result<v1::AttachResponse, Status>>,
+    /// It will say no more, but listens.
+    ended: bool,
+}
+
+impl Source for Asks {
+    async fn next(&mut self) -> Option<Result<FromClient, Refusal>> {
+        loop {
+            tokio::select! {
+                () = self.answers.closed() => return None,
+                said = self.incoming.message(), if !self.ended => match said {
+                    Ok(Some(v1::AttachRequest { message: Some(said) })) => return Some(checked(said)),
+                    Ok(Some(v1::AttachRequest { message: None })) => {}
+                    Ok(None) => {
+                        self.ended = true;
+                        return Some(Ok(FromClient::Eof(true)));
+                    }
+                    Err(_) => return None,
+                },
+            }
+        }
+    }
+}
+
+/// How it is answered.
+struct Answers(mpsc::Sender<Result<v1::AttachResponse, Status>>);
+
+impl Sink for Answers {
+    async fn send(&mut self, said: ToClient) -> Result<(), Gone> {
+        let said = v1::AttachResponse { message: Some(said) };
+        self.0.send(Ok(said)).await.map_err(|_| Gone)
+    }
+
+    async fn ping(&mut self) -> Result<(), Gone> {
+        // The connection does that by itself.
+        Ok(())
+    }
+
+    async fn close(mut self, closed: v1::AttachClosed) {
+        let _ = self.send(ToClient::Closed(closed)).await;
+    }
+
+    async fn refuse(self, refusal: Refusal) {
+        let _ = self.0.send(Err(errors::status(&refusal))).await;
+    }
+}
+
+/// Waits for the first message.
+async fn opened(incoming: &mut Streaming<v1::AttachRequest>) -> Result<v1::AttachOpen, Refusal> {
+    let first = tokio::time::timeout(OPEN_WITHIN, incoming.message()).await;
+    match first {
+        Ok(Ok(Some(v1::AttachRequest { message: Some(FromClient::Open(open)) }))) => Ok(open),
+        Ok(_) => Err(Refusal::invalid("open", "must be the first message")),
+        Err(_) => {
+            let seconds = OPEN_WITHIN.as_secs();
+            Err(Refusal::invalid("open", format!("did not come within {seconds} s")))
+        }
     }
 }
 
@@ -358,7 +553,7 @@ pub(crate) fn is_over(state: TaskState) -> bool {
 }
 
 /// To whoever got an answer to something else.
-fn no_such_answer() -> Refusal {
+pub(crate) fn no_such_answer() -> Refusal {
     Refusal::new(Kind::Internal, "", "the shard answered something else than it was asked; this is a bug")
 }
 
@@ -417,7 +612,7 @@ fn say_history(told: &mut v1::Task, history: &History) {
 
 /// A task on the wire. How one has ended is not known here.
 pub(crate) fn to_wire(explained: Explained) -> v1::Task {
-    let Explained { task, queue, standing, seat, progress, hold: known } = explained;
+    let Explained { task, queue, standing, seat, progress, holds, time } = explained;
     let mut wire = v1::Task {
         id: convert::task_id(SHARD, task.id),
         queue,
@@ -427,7 +622,8 @@ pub(crate) fn to_wire(explained: Explained) -> v1::Task {
         max_attempts: task.max_attempts.into(),
         accepted_ms: task.accepted.0,
         payload_bytes: task.payload.len() as u64,
-        max_duration_ms: (task.max_duration_ms > 0).then_some(task.max_duration_ms),
+        files: convert::file_infos(&task.files),
+        max_duration_ms: Some(task.max_duration_ms()).filter(|ms| *ms > 0),
         content_type: task.content_type.as_str().into(),
         replay_of: task.replay_of.map_or_else(String::new, |id| convert::task_id(SHARD, id)),
         ..v1::Task::default()
@@ -443,10 +639,12 @@ pub(crate) fn to_wire(explained: Explained) -> v1::Task {
             wire.seat = seat.map_or_else(String::new, |seat| seat.as_str().into());
             wire.stopping = stopping;
             wire.progress = progress;
+            time.say(&mut wire);
         }
-        Standing::Waiting { ahead, hold } => {
+        Standing::Waiting { ahead, .. } => {
             wire.state = v1::TaskState::Queued.into();
-            wire.hold = known.unwrap_or_else(|| hold.to_string());
+            wire.hold = holds.first().map_or_else(String::new, |hold| hold.message.clone());
+            wire.holds = holds;
             let (ahead, exact) = match ahead {
                 Ahead::Exactly(n) => (n, true),
                 Ahead::AtLeast(n) => (n, false),
@@ -468,8 +666,22 @@ fn answer<T>(result: Result<T, Refusal>) -> Result<Response<T>, Status> {
 }
 
 #[tonic::async_trait]
-impl<S: Store + 'static> Client for Clients<S> {
+impl<S: Store + Clone + 'static> Client for Clients<S> {
     type WatchStream = Watching;
+    type AttachStream = Attaching;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::AttachRequest>>,
+    ) -> Result<Response<Attaching>, Status> {
+        let mut incoming = request.into_inner();
+        let open = opened(&mut incoming).await.map_err(|refusal| errors::status(&refusal))?;
+        let session = self.interactive(open).await.map_err(|refusal| errors::status(&refusal))?;
+        let (answers, answered) = mpsc::channel(ANSWERS);
+        let source = Asks { incoming, answers: answers.clone(), ended: false };
+        tokio::spawn(relay(session, source, Answers(answers)));
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(answered))))
+    }
 
     async fn enqueue(
         &self,
@@ -487,6 +699,10 @@ impl<S: Store + 'static> Client for Clients<S> {
         request: Request<v1::GetRequest>,
     ) -> Result<Response<v1::PayloadResponse>, Status> {
         answer(self.payload(&request.into_inner().id).await)
+    }
+
+    async fn file(&self, request: Request<v1::FileRequest>) -> Result<Response<v1::File>, Status> {
+        answer(self.file(request.into_inner()).await)
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
@@ -509,6 +725,13 @@ impl<S: Store + 'static> Client for Clients<S> {
         request: Request<v1::ManyRequest>,
     ) -> Result<Response<v1::ManyResponse>, Status> {
         answer(self.many(Many::Cancel, request.into_inner()).await)
+    }
+
+    async fn shorten(
+        &self,
+        request: Request<v1::ShortenRequest>,
+    ) -> Result<Response<v1::ShortenResponse>, Status> {
+        answer(self.shorten(request.into_inner()).await)
     }
 
     async fn replay(

@@ -19,12 +19,13 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tracing::{debug, warn};
 
 use crate::Config;
 use crate::clients::Clients;
 use crate::clock::Clock;
+use crate::interactive::Registry;
 use crate::mailbox::Mailbox;
 use crate::metrics::{Metrics, plain};
 use crate::rest;
@@ -51,6 +52,7 @@ const STREAM_WINDOW: u32 = 1024 * 1024;
 /// What the port serves.
 pub(crate) struct Serving<S> {
     pub(crate) mailbox: Mailbox,
+    pub(crate) registry: Registry,
     pub(crate) store: S,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) config: Config,
@@ -118,17 +120,20 @@ pub(crate) async fn serve<S: Store + Clone + 'static>(
         };
         // A small answer must not wait for a larger one.
         drop(stream.set_nodelay(true));
+        let held = Arc::new(held);
         let spoken = Arc::new(AtomicBool::new(false));
         let service = hyper_util::service::TowerToHyperService::new(Peer {
             router: router.clone(),
             addr: stream.peer_addr().ok(),
             spoken: spoken.clone(),
+            held: Held(held.clone()),
         });
         let watcher = graceful.watcher();
         let builder = builder.clone();
         tokio::spawn(async move {
-            let connection =
-                builder.serve_connection(TokioIo::<TcpStream>::new(stream), service).into_owned();
+            let connection = builder
+                .serve_connection_with_upgrades(TokioIo::<TcpStream>::new(stream), service)
+                .into_owned();
             let mut connection = std::pin::pin!(watcher.watch(connection));
             let served = tokio::select! {
                 served = &mut connection => served,
@@ -169,6 +174,10 @@ impl Crowded {
     }
 }
 
+/// The place that a connection takes among all that there may be. Whoever keeps the connection beyond HTTP keeps it.
+#[derive(Clone, Debug)]
+pub(crate) struct Held(#[expect(dead_code, reason = "it is held, not looked at")] Arc<OwnedSemaphorePermit>);
+
 /// The routes, for one connection: handlers may ask who is on the other end.
 #[derive(Clone)]
 struct Peer {
@@ -176,6 +185,7 @@ struct Peer {
     addr: Option<std::net::SocketAddr>,
     /// There has been a request.
     spoken: Arc<AtomicBool>,
+    held: Held,
 }
 
 impl<B> tower::Service<axum::http::Request<B>> for Peer
@@ -196,13 +206,14 @@ where
     fn call(&mut self, mut request: axum::http::Request<B>) -> Self::Future {
         let info = tonic::transport::server::TcpConnectInfo { local_addr: None, remote_addr: self.addr };
         request.extensions_mut().insert(info);
+        request.extensions_mut().insert(self.held.clone());
         self.spoken.store(true, Ordering::Relaxed);
         tower::Service::call(&mut self.router, request)
     }
 }
 
 fn router<S: Store + Clone + 'static>(serving: Serving<S>) -> axum::Router {
-    let Serving { mailbox, store, metrics, config, clock } = serving;
+    let Serving { mailbox, registry, store, metrics, config, clock } = serving;
     let clients = Arc::new(Clients {
         mailbox: mailbox.clone(),
         store,
@@ -210,8 +221,9 @@ fn router<S: Store + Clone + 'static>(serving: Serving<S>) -> axum::Router {
         settings: config.settings,
         began: Instant::now(),
         clock,
+        forecasts: Arc::default(),
     });
-    let workers = Workers { mailbox, sessions: AtomicU64::new(0) };
+    let workers = Workers { mailbox, registry, sessions: AtomicU64::new(0) };
     let limited = |service: ClientServer<Clients<S>>| service.max_decoding_message_size(MESSAGE_BYTES);
     let clients_service = limited(ClientServer::from_arc(clients.clone()));
     let workers_service = WorkerSessionsServer::new(workers)
@@ -228,7 +240,7 @@ fn router<S: Store + Clone + 'static>(serving: Serving<S>) -> axum::Router {
 }
 
 /// Ready: the shard is here and its gate is open.
-async fn readyz<S: Store + 'static>(State(pages): State<Arc<Pages<S>>>) -> impl IntoResponse {
+async fn readyz<S: Store + Clone + 'static>(State(pages): State<Arc<Pages<S>>>) -> impl IntoResponse {
     match pages.clients.mailbox.look().await {
         Ok(view) if view.shard.open => (StatusCode::OK, "ready\n".to_string()),
         Ok(view) => {
@@ -238,7 +250,7 @@ async fn readyz<S: Store + 'static>(State(pages): State<Arc<Pages<S>>>) -> impl 
     }
 }
 
-async fn metrics_page<S: Store + 'static>(
+async fn metrics_page<S: Store + Clone + 'static>(
     State(pages): State<Arc<Pages<S>>>,
     headers: HeaderMap,
 ) -> impl IntoResponse {

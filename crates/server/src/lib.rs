@@ -7,20 +7,24 @@
 //!    bounded; a batch of inputs is stepped while the last batch's commit is on its way.
 //! 3. `mailbox`: how the rest of the server reaches the loop. `outbox`: how the loop reaches a worker.
 //! 4. `clients`, `workers`: the two services of gRPC; `listing`: tasks by the page. `rest`: the clients' one in JSON.
-//!    `http`: the port, and the pages for operators.
-//! 5. `events`: who watches which task, and how the last ones ended that the store forgets. `metrics`: what
+//!    `http`: the port, and the pages for operators. `interactive`: where clients and interactive runs meet;
+//!    `websocket`: such clients that come from REST.
+//! 5. `forecasts`: when waiting tasks will start. `events`: who watches which task, and how the last ones ended that the store forgets. `metrics`: what
 //!    an operator asks first.
 
 mod clients;
 mod clock;
 mod events;
+mod forecasts;
 mod http;
+mod interactive;
 mod listing;
 mod mailbox;
 mod metrics;
 mod outbox;
 mod rest;
 mod shard;
+mod websocket;
 mod workers;
 
 use std::net::SocketAddr;
@@ -74,6 +78,7 @@ pub struct Server {
     http: tokio::task::JoinHandle<()>,
     shard: tokio::sync::oneshot::Receiver<Result<(), ServerError>>,
     mailbox: mailbox::Mailbox,
+    registry: interactive::Registry,
 }
 
 impl Server {
@@ -86,9 +91,12 @@ impl Server {
         let addr = listener.local_addr().map_err(listen)?;
         let (metrics, clock) = (Arc::new(metrics::Metrics::new()), Clock::new());
         let (mailbox, inbox) = mailbox::new();
+        let (registry, hung_up) = interactive::Registry::new();
         let (stop, stopping) = watch::channel(false);
         let (ended, shard) = tokio::sync::oneshot::channel();
-        let looping = shard::Loop::new(config.clone(), store.clone(), inbox, metrics.clone(), clock.clone());
+        let talks = shard::Talks { registry: registry.clone(), hung_up };
+        let looping =
+            shard::Loop::new(config.clone(), store.clone(), inbox, talks, metrics.clone(), clock.clone());
         // The loop has a thread of its own: what it steps through may take milliseconds, and the network must
         // not wait for it.
         std::thread::Builder::new()
@@ -102,10 +110,12 @@ impl Server {
                 drop(ended.send(result));
             })
             .map_err(|error| ServerError::Thread(error.to_string()))?;
-        let serving = http::Serving { mailbox: mailbox.clone(), store, metrics, config, clock };
+        let (of_mailbox, of_registry) = (mailbox.clone(), registry.clone());
+        let serving =
+            http::Serving { mailbox: of_mailbox, registry: of_registry, store, metrics, config, clock };
         let http = tokio::spawn(http::serve(listener, serving, stopping));
         info!(%addr, "listening");
-        Ok(Server { addr, stop, http, shard, mailbox })
+        Ok(Server { addr, stop, http, shard, mailbox, registry })
     }
 
     /// Where it listens.
@@ -125,6 +135,8 @@ impl Server {
     /// a while, answers what was asked, closes.
     pub async fn stop(self) -> Result<(), ServerError> {
         info!("stopping: what runs goes on, and is saved");
+        // Conversations cannot go on without us. Who talks is told so before the port is closed.
+        self.registry.stop();
         self.mailbox.stop().await;
         let result = match tokio::time::timeout(Duration::from_secs(30), self.shard).await {
             Ok(Ok(result)) => result,
@@ -135,6 +147,7 @@ impl Server {
                     .into(),
             )),
         };
+        drop(tokio::time::timeout(Duration::from_secs(2), self.registry.is_empty()).await);
         // Whoever still waits on the port has heard all there is to hear.
         let _ = self.stop.send(true);
         drop(tokio::time::timeout(Duration::from_secs(5), self.http).await);

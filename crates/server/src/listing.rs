@@ -78,7 +78,7 @@ enum Done {
     Nothing,
 }
 
-impl<S: Store + 'static> Clients<S> {
+impl<S: Store + Clone + 'static> Clients<S> {
     pub(crate) async fn list(&self, request: v1::ListRequest) -> Result<v1::ListResponse, Refusal> {
         let limit = within(request.limit.unwrap_or(100))?;
         let filter = v1::Filter {
@@ -275,11 +275,13 @@ impl<S: Store + 'static> Clients<S> {
         match standing {
             // It ended, or moved while it was looked at.
             Standing::Gone => match self.get(&convert::task_id(SHARD, id)).await {
-                Ok(task) => Ok(Some(v1::Task { result: None, tries: Vec::new(), ..task })),
+                Ok(task) => Ok(Some(v1::Task { result: None, tries: Vec::new(), holds: Vec::new(), ..task })),
                 Err(refusal) if refusal.kind == Kind::NotFound => Ok(None),
                 Err(refusal) => Err(refusal),
             },
             Standing::Running { .. } | Standing::Waiting { .. } | Standing::Scheduled { .. } => {
+                // The first of them is there; all of them are for who asks about one task.
+                told.holds.clear();
                 Ok(Some(told))
             }
             Standing::Over => {
@@ -318,7 +320,9 @@ async fn change_one(what: Many, mailbox: &Mailbox, task: Task) -> Result<Done, R
             Answer::Accepted(_)
             | Answer::AcceptedBefore(_)
             | Answer::Configured(_)
-            | Answer::WeightSet
+            | Answer::KeySet
+            | Answer::Shortened(_)
+            | Answer::Interactive { .. }
             | Answer::KeyPaused(_),
         ) => Ok(Done::Nothing),
         // It has ended meanwhile, or is forgotten.

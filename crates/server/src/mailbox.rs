@@ -3,10 +3,11 @@
 //! told so; a worker's stream waits, and its peer with it.
 
 use evenhand_api::v1;
-use evenhand_core::backlog::Weight;
 use evenhand_core::change::{Settings, SettingsRecord};
+use evenhand_core::estimate::Snapshot;
 use evenhand_core::explain::Standing;
 use evenhand_core::life::{End, Ending};
+use evenhand_core::messages::{InteractiveAsk, KeyChange};
 use evenhand_core::names::{Fence, Key, QueueId, QueueName, RequestKey, Seat, SessionId, TaskId};
 use evenhand_core::owner::messages::{Beat, Hello};
 use evenhand_core::refusal::Kind;
@@ -14,11 +15,12 @@ use evenhand_core::{Answer, NewTask, Refusal, Task};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::events::{Began, Recent, Watched};
+use crate::interactive::Session;
 use crate::outbox::Outbox;
 
 /// Clients' requests that may wait. At 16 MiB each they would be too much, so their bytes are bounded too.
 pub(crate) const REQUESTS: usize = 4_096;
-/// Payload bytes of enqueues that may wait or be in a commit.
+/// Bytes of payloads and files of enqueues that may wait or be in a commit.
 const REQUEST_BYTES: usize = 256 * 1024 * 1024;
 /// Workers' messages that may wait.
 const FROM_WORKERS: usize = 4_096;
@@ -39,9 +41,9 @@ impl Reply {
 
 /// What is to be changed of a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum KeyChange {
-    /// Its weight; None is what its tasks ask for.
-    Weight(Option<Weight>),
+pub(crate) enum KeyRequest {
+    /// What it has of its own.
+    Change(KeyChange),
     /// Whether it may not run.
     Paused(bool),
 }
@@ -59,6 +61,12 @@ pub(crate) enum Request {
         task: TaskId,
         reply: Reply,
     },
+    /// A task is to take less time.
+    Shorten {
+        task: TaskId,
+        max_duration_ms: u64,
+        reply: Reply,
+    },
     /// An ended task, as the store has it, is to be run again.
     Replay {
         task: Task,
@@ -72,14 +80,22 @@ pub(crate) enum Request {
         changed: oneshot::Sender<Settings>,
         reply: Reply,
     },
-    /// Sets a key's weight, or whether it may run.
+    /// Sets what a key has of its own, or whether it may run.
     SetKey {
         queue: QueueName,
         key: Key,
-        set: KeyChange,
+        set: KeyRequest,
         reply: Reply,
     },
     /// How tasks stand that the store has.
+    QueueName {
+        queue: QueueId,
+        reply: oneshot::Sender<Option<QueueName>>,
+    },
+    Snapshot {
+        queue: QueueName,
+        reply: oneshot::Sender<Option<Snapshot>>,
+    },
     Explain {
         tasks: Vec<Task>,
         reply: oneshot::Sender<Vec<Explained>>,
@@ -107,6 +123,13 @@ pub(crate) enum Request {
     Settings {
         name: QueueName,
         reply: oneshot::Sender<SettingsRecord>,
+    },
+    /// A slot for an interactive task, now or not at all.
+    Interactive {
+        queue: QueueName,
+        ask: InteractiveAsk,
+        terminal: v1::Interactive,
+        reply: oneshot::Sender<Result<Session, Refusal>>,
     },
     Look {
         reply: oneshot::Sender<View>,
@@ -167,8 +190,31 @@ pub(crate) struct Explained {
     pub(crate) standing: Standing,
     pub(crate) seat: Option<Seat>,
     pub(crate) progress: Option<v1::Progress>,
-    /// What it waits for, if more can be said of that than its standing does.
-    pub(crate) hold: Option<String>,
+    /// What stands in its way, if it waits.
+    pub(crate) holds: Vec<v1::Hold>,
+    /// What time it has, if it runs.
+    pub(crate) time: RunTime,
+}
+
+/// How long a run may take.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RunTime {
+    /// From its start, if that is limited.
+    pub(crate) limit_ms: Option<u64>,
+    /// When that is over.
+    pub(crate) deadline_ms: Option<u64>,
+    /// The duration of the class that it holds.
+    pub(crate) class_ms: Option<u64>,
+    /// It has less than at its start.
+    pub(crate) cut: Option<v1::Cut>,
+}
+
+impl RunTime {
+    /// Says it of a task.
+    pub(crate) fn say(self, task: &mut v1::Task) {
+        let RunTime { limit_ms, deadline_ms, class_ms, cut } = self;
+        (task.limit_ms, task.deadline_ms, task.class_ms, task.cut) = (limit_ms, deadline_ms, class_ms, cut);
+    }
 }
 
 /// All that a server says of a queue.
@@ -177,6 +223,8 @@ pub(crate) struct QueueView {
     pub(crate) id: QueueId,
     pub(crate) queue: v1::Queue,
     pub(crate) settings: SettingsRecord,
+    /// Keys that are held by their limits, and by their rates.
+    pub(crate) held_keys: (u64, u64),
     /// The tasks that go next in its lanes.
     pub(crate) first: Vec<TaskId>,
     pub(crate) keys: Vec<v1::QueueKey>,
@@ -234,7 +282,7 @@ impl Mailbox {
         tasks: Vec<NewTask>,
         once: Option<RequestKey>,
     ) -> Result<Answer, Refusal> {
-        let bytes = tasks.iter().map(|task| 256 + task.payload.len()).sum::<usize>().min(REQUEST_BYTES);
+        let bytes = tasks.iter().map(|task| 256 + task.input_bytes()).sum::<usize>().min(REQUEST_BYTES);
         let Ok(held) = self.bytes.clone().try_acquire_many_owned(bytes as u32) else {
             return Err(Refusal::limited("too many bytes are on their way to the store; send this again"));
         };
@@ -244,6 +292,10 @@ impl Mailbox {
 
     pub(crate) async fn cancel(&self, task: TaskId) -> Result<Answer, Refusal> {
         self.ask(|to| Request::Cancel { task, reply: Reply { to, _held: None } }).await?
+    }
+
+    pub(crate) async fn shorten(&self, task: TaskId, max_duration_ms: u64) -> Result<Answer, Refusal> {
+        self.ask(|to| Request::Shorten { task, max_duration_ms, reply: Reply { to, _held: None } }).await?
     }
 
     pub(crate) async fn replay(&self, task: Task) -> Result<Answer, Refusal> {
@@ -268,7 +320,7 @@ impl Mailbox {
         &self,
         queue: QueueName,
         key: Key,
-        set: KeyChange,
+        set: KeyRequest,
     ) -> Result<Answer, Refusal> {
         self.ask(|to| Request::SetKey { queue, key, set, reply: Reply { to, _held: None } }).await?
     }
@@ -277,12 +329,31 @@ impl Mailbox {
         self.ask(|reply| Request::Settings { name, reply }).await
     }
 
+    /// The name of a queue.
+    pub(crate) async fn queue_name(&self, queue: QueueId) -> Result<Option<QueueName>, Refusal> {
+        self.ask(|reply| Request::QueueName { queue, reply }).await
+    }
+
+    /// A copy of all that decides when the tasks of a queue start.
+    pub(crate) async fn snapshot(&self, queue: QueueName) -> Result<Option<Snapshot>, Refusal> {
+        self.ask(|reply| Request::Snapshot { queue, reply }).await
+    }
+
     pub(crate) async fn explain(&self, tasks: Vec<Task>) -> Result<Vec<Explained>, Refusal> {
         self.ask(|reply| Request::Explain { tasks, reply }).await
     }
 
     pub(crate) async fn ended(&self, task: TaskId) -> Result<Option<Recent>, Refusal> {
         self.ask(|reply| Request::Ended { task, reply }).await
+    }
+
+    pub(crate) async fn interactive(
+        &self,
+        queue: QueueName,
+        ask: InteractiveAsk,
+        terminal: v1::Interactive,
+    ) -> Result<Session, Refusal> {
+        self.ask(|reply| Request::Interactive { queue, ask, terminal, reply }).await?
     }
 
     pub(crate) async fn look(&self) -> Result<View, Refusal> {

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use evenhand_core::Change;
 use evenhand_core::change::Place;
+use evenhand_core::life::End;
+use evenhand_core::messages::Why;
 use evenhand_core::names::{Key, Millis, QueueId};
+use evenhand_core::workers::CutWhy;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -15,6 +18,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+
+use evenhand_api::convert;
+use evenhand_core::admission::classes;
 
 use crate::clients::by_health;
 use crate::mailbox::View;
@@ -50,6 +56,24 @@ struct OfReason {
     why: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfEnd {
+    end: &'static str,
+}
+
+/// A class is known by how long its tasks may run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfClass {
+    queue: String,
+    class: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfHeld {
+    queue: String,
+    by: &'static str,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -58,6 +82,10 @@ pub(crate) struct Metrics {
     timers: Counter,
     gone: Family<OfReason, Counter>,
     runs_lost: Counter,
+    ends: Family<OfEnd, Counter>,
+    cuts: Family<OfReason, Counter>,
+    interactive_over: Family<OfReason, Counter>,
+    interactive_denied: Counter,
 }
 
 /// Starts, and where keys share time how long runs took, by queue, and by key for those that have most. Counted by
@@ -193,13 +221,55 @@ impl Starts {
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
-        Metrics {
+        let metrics = Metrics {
             commits: Histogram::new(exponential_buckets(0.0001, 2.0, 18)),
             changes: Histogram::new(exponential_buckets(1.0, 4.0, 9)),
             timers: Counter::default(),
             gone: Family::default(),
             runs_lost: Counter::default(),
+            ends: Family::default(),
+            cuts: Family::default(),
+            interactive_over: Family::default(),
+            interactive_denied: Counter::default(),
+        };
+        // What has not happened yet is told as none, so that the first is seen as one more.
+        for end in ["succeeded", "failed", "failed_for_good", "lost", "time_up", "downgraded"] {
+            drop(metrics.ends.get_or_create(&OfEnd { end }));
         }
+        for why in ["class_full", "no_free_slot", "denied", "shortened"] {
+            drop(metrics.cuts.get_or_create(&OfReason { why }));
+        }
+        for why in ["ended", "halted", "time_up", "lost", "canceled"] {
+            drop(metrics.interactive_over.get_or_create(&OfReason { why }));
+        }
+        metrics
+    }
+
+    /// A run has ended, durably.
+    pub(crate) fn run_ended(&self, end: End) {
+        self.ends.get_or_create(&OfEnd { end: convert::end_name(end) }).inc();
+    }
+
+    /// A run has less time than it had.
+    pub(crate) fn cut(&self, why: CutWhy) {
+        self.cuts.get_or_create(&OfReason { why: why.name() }).inc();
+    }
+
+    /// An interactive run is over.
+    pub(crate) fn interactive_over(&self, why: Why) {
+        let why = match why {
+            Why::Ended => "ended",
+            Why::Halted => "halted",
+            Why::TimeUp => "time_up",
+            Why::Lost => "lost",
+            Why::Canceled => "canceled",
+        };
+        self.interactive_over.get_or_create(&OfReason { why }).inc();
+    }
+
+    /// Somebody wanted a slot now, and there was none.
+    pub(crate) fn interactive_denied(&self) {
+        self.interactive_denied.inc();
     }
 
     /// A worker is gone, and so are its runs.
@@ -237,6 +307,14 @@ impl Metrics {
         registry.register("workers_gone", about, self.gone.clone());
         let about = "Runs of workers that were given up, since the server began";
         registry.register("runs_lost", about, self.runs_lost.clone());
+        let about = "Runs that ended, since the server began, by how";
+        registry.register("runs_ended", about, self.ends.clone());
+        let about = "Runs whose time was cut, since the server began, by why";
+        registry.register("runs_cut", about, self.cuts.clone());
+        let about = "Interactive runs that are over, since the server began, by why";
+        registry.register("interactive_over", about, self.interactive_over.clone());
+        let about = "Interactive tasks that were denied, since the server began";
+        registry.register("interactive_denied", about, self.interactive_denied.clone());
         let fill = ConstGauge::new(mailbox_fill);
         registry.register("mailbox_fill", "Part of the clients' mailbox in use, 0 to 1", fill);
         registry.register("up", "The shard is here", ConstGauge::new(i64::from(view.is_some())));
@@ -275,6 +353,15 @@ fn register_view(registry: &mut Registry, view: &View) {
     let scheduled = Family::<OfQueue, Gauge>::default();
     let paused = Family::<OfQueue, Gauge>::default();
     let oldest = Family::<OfQueue, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
+    let interactive = Family::<OfQueue, Gauge>::default();
+    let class_held = Family::<OfClass, Gauge>::default();
+    let class_limit = Family::<OfClass, Gauge>::default();
+    let keys_held = Family::<OfHeld, Gauge>::default();
+    for view in &view.queues {
+        for (by, keys) in [("limit", view.held_keys.0), ("rate", view.held_keys.1)] {
+            keys_held.get_or_create(&OfHeld { queue: view.queue.name.clone(), by }).set(keys as i64);
+        }
+    }
     for queue in view.queues.iter().map(|view| &view.queue) {
         let of = OfQueue { queue: queue.name.clone() };
         accepted.get_or_create(&of).inc_by(queue.accepted);
@@ -283,6 +370,12 @@ fn register_view(registry: &mut Registry, view: &View) {
         scheduled.get_or_create(&of).set(queue.scheduled as i64);
         paused.get_or_create(&of).set(i64::from(queue.paused));
         oldest.get_or_create(&of).set(queue.oldest_waiting_ms.unwrap_or(0) as f64 / 1e3);
+        interactive.get_or_create(&of).set(queue.interactive as i64);
+        for class in &queue.classes {
+            let of = OfClass { queue: queue.name.clone(), class: classes::name(class.duration_ms) };
+            class_held.get_or_create(&of).set(class.held as i64);
+            class_limit.get_or_create(&of).set(class.limit as i64);
+        }
         for (outcome, count) in [
             ("succeeded", queue.succeeded),
             ("failed", queue.failed),
@@ -315,6 +408,14 @@ fn register_view(registry: &mut Registry, view: &View) {
     registry.register("tasks_running", "Tasks that run", running);
     registry.register("tasks_scheduled", "Tasks that wait for a time", scheduled);
     registry.register("queue_paused", "Nothing of the queue is started", paused);
+    registry.register("interactive_running", "Interactive tasks that run", interactive);
+    registry.register("class_held", "Runs that hold a duration class or a longer one", class_held);
+    registry.register("class_limit", "How many runs may hold a duration class or a longer one", class_limit);
+    registry.register(
+        "keys_held",
+        "Keys of which nothing may start now, by their limits or rates",
+        keys_held,
+    );
     registry.register("oldest_waiting_seconds", "How long the task has waited that goes next", oldest);
     let workers = Family::<OfHealth, Gauge>::default();
     for (health, count) in by_health(&view.workers) {

@@ -11,7 +11,7 @@ use evenhand_api::v1;
 use tokio_stream::Stream;
 use tonic::Status;
 
-/// Bytes of payload after which a message is full.
+/// Bytes of payloads and files after which a message is full.
 const FULL_BYTES: usize = 1024 * 1024;
 /// Messages that may wait to be sent.
 const MESSAGES: usize = 10_000;
@@ -113,7 +113,7 @@ pub(crate) struct Gathering {
 
 impl Gathering {
     pub(crate) fn start(&mut self, start: v1::Start) {
-        self.bytes += start.payload.len();
+        self.bytes += start.payload.len() + start.files.iter().map(|file| file.content.len()).sum::<usize>();
         self.down.start.push(start);
     }
 

@@ -8,16 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, RawPathParams, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, request};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use bytes::Bytes;
 use evenhand_api::rest::{
     CancelMany, Canceled, CanceledMany, Drained, Enqueue, Enqueued, ErrorBody, Event, GateOpened, GivenUp,
-    QueueDetail, QueueSet, Queues, ReplayMany, Replayed, ReplayedMany, SetKey, SetQueue, State as TaskState,
-    Status, Task, TaskRetry, Tasks, Workers, parse, weight, wrong,
+    QueueDetail, QueueSet, Queues, ReplayMany, Replayed, ReplayedMany, SetKey, SetQueue, Shorten, Shortened,
+    State as TaskState, Status, Task, TaskRetry, Tasks, Workers, parse, weight, wrong,
 };
 use evenhand_api::{MESSAGE_BYTES, errors, v1};
 use evenhand_core::Refusal;
@@ -32,21 +34,31 @@ use utoipa::{IntoParams, IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::clients::{Clients, Watching};
+use crate::clients::{Attaching, Clients, Watching};
+use crate::http::Held;
+use crate::interactive::Session;
+use crate::websocket;
 
 /// How often a stream of events that has nothing to say shows that it is alive.
 const ALIVE_EVERY: Duration = Duration::from_secs(15);
 
-/// What gRPC serves, and a watch that may come back: the clients' service, whatever its store.
+/// What gRPC serves, a watch that may come back, and a slot for an interactive task: the clients' service, whatever its store.
 #[tonic::async_trait]
-pub(crate) trait Served: v1::client_server::Client<WatchStream = Watching> {
+pub(crate) trait Served:
+    v1::client_server::Client<WatchStream = Watching, AttachStream = Attaching>
+{
     async fn watch_again(&self, request: v1::WatchRequest) -> Result<Option<Watching>, Refusal>;
+    async fn open(&self, open: v1::AttachOpen) -> Result<Session, Refusal>;
 }
 
 #[tonic::async_trait]
-impl<S: Store + 'static> Served for Clients<S> {
+impl<S: Store + Clone + 'static> Served for Clients<S> {
     async fn watch_again(&self, request: v1::WatchRequest) -> Result<Option<Watching>, Refusal> {
         self.watch(request, true).await
+    }
+
+    async fn open(&self, open: v1::AttachOpen) -> Result<Session, Refusal> {
+        self.interactive(open).await
     }
 }
 
@@ -75,11 +87,13 @@ pub(crate) fn router(clients: Arc<dyn Served>) -> Router {
         .routes(routes!(enqueue))
         .routes(routes!(enqueue_raw))
         .routes(routes!(list))
-        .routes(routes!(get, cancel))
+        .routes(routes!(get, cancel, shorten))
         .routes(routes!(cancel_many))
         .routes(routes!(replay))
         .routes(routes!(replay_many))
         .routes(routes!(payload))
+        .routes(routes!(file))
+        .routes(routes!(interactive))
         .routes(routes!(result))
         .routes(routes!(task_events))
         .routes(routes!(events))
@@ -125,6 +139,7 @@ fn refined(document: &utoipa::openapi::OpenApi) -> serde_json::Value {
     ];
     let schemas = &mut document["components"]["schemas"];
     schemas["NewTask"]["not"] = serde_json::json!({ "anyOf": wrong });
+    schemas["File"]["not"] = twice("text", "base64");
     for filter in ["CancelMany", "ReplayMany"] {
         schemas[filter]["anyOf"] = serde_json::json!([text("queue"), text("key")]);
     }
@@ -195,6 +210,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
         named
             .map(|Path(name)| Named(name))
             .map_err(|_| Refusal::invalid(field, "is not UTF-8, or percent-encoded in a wrong way").into())
+    }
+}
+
+/// A task and one of its files in the path, decoded.
+struct NamedFile(String, String);
+
+impl<S: Send + Sync> FromRequestParts<S> for NamedFile {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut request::Parts, state: &S) -> Result<Self, Problem> {
+        let named = Path::<(String, String)>::from_request_parts(parts, state).await;
+        named
+            .map(|Path((id, name))| NamedFile(id, name))
+            .map_err(|_| Refusal::invalid("path", "is not UTF-8, or percent-encoded in a wrong way").into())
     }
 }
 
@@ -370,6 +399,7 @@ async fn enqueue_raw(
         attach_ttl_ms: task.attach_ttl_ms,
         unique_key: task.unique_key.unwrap_or_default(),
         unique_ms: task.unique_ms,
+        files: Vec::new(),
     };
     let request_id = task.request_id.unwrap_or_default();
     let request = v1::EnqueueRequest { queue, tasks: vec![new], request_id };
@@ -413,6 +443,21 @@ struct TaskPath {
     /// The task's id.
     #[param(pattern = "^[0-9]{1,9}-[0-9]{1,18}$", example = "0-42")]
     id: String,
+}
+
+/// A file of it.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "it says in the document what `NamedFile` reads")]
+struct FilePath {
+    /// The file's name.
+    #[param(
+        min_length = 1,
+        max_length = 128,
+        pattern = r"^(?!\.{1,2}$)[^/\x00-\x1f\x7f-\x9f]+$",
+        example = "page.html"
+    )]
+    name: String,
 }
 
 /// Which tasks.
@@ -486,6 +531,27 @@ async fn cancel(State(clients): Service, Named(id): Named) -> Answer<Canceled> {
     Ok(Json(Canceled { stopping: canceled.into_inner().stopping }))
 }
 
+/// Give a task less time
+///
+/// Whether it waits or runs. Never more: whoever wants that submits another task. A run that has taken longer already is
+/// stopped.
+#[utoipa::path(
+    patch, path = "/v1/tasks/{id}", tag = "tasks",
+    params(TaskPath),
+    request_body(content = Shorten),
+    responses((status = 200, description = "What it has now", body = Shortened), Problem)
+)]
+async fn shorten(
+    State(clients): Service,
+    Named(id): Named,
+    headers: HeaderMap,
+    Whole(body): Whole,
+) -> Answer<Shortened> {
+    let Shorten { max_duration_ms } = read_json(&headers, &body)?;
+    let done = clients.shorten(tonic::Request::new(v1::ShortenRequest { id, max_duration_ms })).await?;
+    Ok(Json(Shortened { max_duration_ms: done.into_inner().max_duration_ms }))
+}
+
 /// Cancel all tasks of a filter
 ///
 /// A bounded number at a time: call again with the `cursor` until there is none. Tasks that were accepted after the
@@ -507,7 +573,7 @@ async fn cancel_many(
 
 /// Run an ended task again
 ///
-/// As another task, with the same payload.
+/// As another task, with the same payload and files.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/replay", tag = "tasks",
     params(TaskPath),
@@ -556,11 +622,27 @@ fn bytes(bytes: Bytes, content_type: &str) -> Response {
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/payload", tag = "tasks",
     params(TaskPath),
-    responses((status = 200, description = "The payload", content((Vec<u8> = "*/*"))), Problem)
+    responses((status = 200, description = "The payload, whatever it is", content((serde_json::Value = "*/*"))), Problem)
 )]
 async fn payload(State(clients): Service, Named(id): Named) -> Result<Response, Problem> {
     let answer = clients.payload(tonic::Request::new(v1::GetRequest { id })).await?.into_inner();
     Ok(bytes(answer.payload, &answer.content_type))
+}
+
+/// Get a file that a task was submitted with
+///
+/// As long as it is remembered.
+#[utoipa::path(
+    get, path = "/v1/tasks/{id}/files/{name}", tag = "tasks",
+    params(TaskPath, FilePath),
+    responses(
+        (status = 200, description = "The file", content((Vec<u8> = "application/octet-stream"))),
+        Problem
+    )
+)]
+async fn file(State(clients): Service, NamedFile(id, name): NamedFile) -> Result<Response, Problem> {
+    let file = clients.file(tonic::Request::new(v1::FileRequest { id, name })).await?.into_inner();
+    Ok(bytes(file.content, ""))
 }
 
 /// Get the result of a task that has succeeded
@@ -584,8 +666,8 @@ async fn result(State(clients): Service, Named(id): Named) -> Result<Response, P
 
 /// Watch a task
 ///
-/// Server-sent events from how it stands now to its end: `queued`, `scheduled`, `started`, `output`, `progress`, `dropped`,
-/// `finished`; the data of each is an Event as JSON. With `Last-Event-ID` it goes on after that event, or says
+/// Server-sent events from how it stands now to its end: `queued`, `scheduled`, `started`, `cut` (its run has less time than
+/// at its start), `output`, `progress`, `dropped`, `finished`; the data of each is an Event as JSON. With `Last-Event-ID` it goes on after that event, or says
 /// `missed` if what came since is not known any more; 204 if the task has ended and all was said.
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/events", tag = "tasks",
@@ -666,6 +748,79 @@ async fn stream(clients: &dyn Served, request: v1::WatchRequest) -> Result<Respo
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response())
 }
 
+// --- interactive tasks ---
+
+/// What somebody wants of an interactive task.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Ask {
+    /// Whom to charge.
+    #[param(max_length = 256, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    key: Option<String>,
+    /// How long it may take.
+    #[param(minimum = 1, maximum = 31_536_000_000_u64)]
+    max_duration_ms: Option<u64>,
+    /// Its command is to have a terminal.
+    tty: Option<bool>,
+    /// How many rows the terminal shows; 24 if nobody says.
+    #[param(minimum = 1, maximum = 65_535)]
+    rows: Option<u32>,
+    /// How many columns; 80 if nobody says.
+    #[param(minimum = 1, maximum = 65_535)]
+    cols: Option<u32>,
+    /// What the terminal understands: `TERM` of the command.
+    #[param(max_length = 64, pattern = "^[!-~]*$")]
+    term: Option<String>,
+}
+
+impl Ask {
+    fn open(self, queue: String) -> Result<v1::AttachOpen, Refusal> {
+        let Ask { key, max_duration_ms, tty, rows, cols, term } = self;
+        let terminal = match tty {
+            Some(true) => {
+                let (rows, cols) = (rows.unwrap_or(24), cols.unwrap_or(80));
+                evenhand_api::interactive::size(rows, cols)?;
+                Some(v1::Terminal { rows, cols, term: term.unwrap_or_default() })
+            }
+            Some(false) | None => None,
+        };
+        Ok(v1::AttachOpen { queue, key: key.unwrap_or_default(), max_duration_ms, terminal })
+    }
+}
+
+/// Talk to a worker's command, over a WebSocket
+///
+/// A worker of the queue runs its command now, or the request is refused now (429): an interactive task never waits. A
+/// binary frame begins with a byte that says what follows: 0 standard input, 1 standard output, 2 standard error. A text
+/// frame is JSON: `{"resize":{"rows":24,"cols":80}}` and `{"eof":true}` from the client, `{"accepted":..}` and
+/// `{"warning":..}` from the server. The code that the socket is closed with says how it ended.
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}/interactive", tag = "tasks",
+    params(QueuePath, Ask),
+    responses((status = 101, description = "The task has a slot; a WebSocket follows"), Problem)
+)]
+async fn interactive(
+    State(clients): Service,
+    Named(queue): Named,
+    Asked(ask): Asked<Ask>,
+    headers: HeaderMap,
+    held: Option<Extension<Held>>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Problem> {
+    same_origin(&headers)?;
+    let open = ask.open(queue)?;
+    let upgrade = upgrade.map_err(|rejection| {
+        Refusal::invalid("upgrade", format!("this is a WebSocket: {}", rejection.body_text()))
+    })?;
+    let session = clients.open(open).await?;
+    let upgrade = upgrade
+        .max_message_size(websocket::MESSAGE_BYTES)
+        .max_frame_size(websocket::MESSAGE_BYTES)
+        .write_buffer_size(0);
+    Ok(upgrade.on_upgrade(move |socket| websocket::serve(socket, session, held)))
+}
+
 // --- queues, workers, the server ---
 
 /// Show every queue
@@ -724,7 +879,7 @@ async fn set_queue(
     Ok(Json(set.into_inner().into()))
 }
 
-/// Set a key's weight, pause it, or let it go on
+/// Set a key's weight, its limit and its rate, pause it, or let it go on
 ///
 /// What is not named stays. Tasks of a paused key wait, and what runs goes on; when it goes on, it gets its share
 /// from then on, and not what it missed.

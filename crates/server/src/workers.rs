@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use evenhand_api::v1::interactive_up::Message as FromRun;
 use evenhand_api::v1::worker_sessions_server::WorkerSessions;
 use evenhand_api::{ERROR_BYTES, LINE_BYTES, PROTOCOL, RESULT_BYTES, convert, errors, v1};
 use evenhand_core::Refusal;
@@ -12,9 +13,11 @@ use evenhand_core::life::Ending;
 use evenhand_core::names::{Seat, SessionId};
 use evenhand_core::owner::messages::{Beat, Then};
 use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::debug;
 
+use crate::interactive::{Registry, RunKey};
 use crate::mailbox::{self, FromWorker, Mailbox, RunEnded};
 use crate::outbox::Outbox;
 use crate::shard::SHARD;
@@ -26,14 +29,17 @@ const HELLO_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Workers {
     pub(crate) mailbox: Mailbox,
+    pub(crate) registry: Registry,
     pub(crate) sessions: AtomicU64,
 }
 
+type Lines = Pin<Box<dyn Stream<Item = Result<v1::InteractiveDown, Status>> + Send>>;
 type Down = Pin<Box<dyn Stream<Item = Result<v1::Down, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl WorkerSessions for Workers {
     type SessionStream = Down;
+    type InteractiveStream = Lines;
 
     async fn session(&self, request: Request<Streaming<v1::Up>>) -> Result<Response<Down>, Status> {
         let address = request.remote_addr().map_or_else(String::new, |addr| addr.to_string());
@@ -58,6 +64,17 @@ impl WorkerSessions for Workers {
         Ok(Response::new(Box::pin(outgoing)))
     }
 
+    async fn interactive(
+        &self,
+        request: Request<Streaming<v1::InteractiveUp>>,
+    ) -> Result<Response<Lines>, Status> {
+        let mut incoming = request.into_inner();
+        let run = name(&mut incoming).await.map_err(|refusal| errors::status(&refusal))?;
+        let downs = self.registry.call(run, Box::pin(incoming));
+        let gone = || errors::status(&Refusal::not_found("nobody talks to this run (any more)"));
+        Ok(Response::new(Box::pin(ReceiverStream::new(downs.ok_or_else(gone)?))))
+    }
+
     async fn dead(&self, request: Request<v1::DeadRequest>) -> Result<Response<v1::DeadResponse>, Status> {
         let said = request.into_inner();
         let seat = speaks(said.protocol, said.shard).and_then(|()| Seat::new(&said.seat));
@@ -69,6 +86,17 @@ impl WorkerSessions for Workers {
             false => Err(errors::status(&mailbox::stopping())),
         }
     }
+}
+
+/// Waits for the name of the run that these streams are of.
+async fn name(incoming: &mut Streaming<v1::InteractiveUp>) -> Result<RunKey, Refusal> {
+    let first = tokio::time::timeout(HELLO_WITHIN, incoming.message()).await;
+    let Ok(Ok(Some(v1::InteractiveUp { message: Some(FromRun::Hello(hello)) }))) = first else {
+        return Err(Refusal::invalid("hello", "must be the first message"));
+    };
+    speaks(hello.protocol, hello.shard)?;
+    let run = hello.run.ok_or_else(|| Refusal::invalid("run", "is missing"))?;
+    Ok(convert::parse_run_id(&run))
 }
 
 /// Whether a worker speaks as this server does.

@@ -2,17 +2,22 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must fail")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use evenhand_api::v1::worker_sessions_client::WorkerSessionsClient;
 use evenhand_api::{PROTOCOL, v1};
+use evenhand_core::backlog::Level;
+use evenhand_core::change::TimerRow;
+use evenhand_core::names::{Epoch, Key, LaneId, ShardId, TaskId};
 use evenhand_core::owner::Settings;
+use evenhand_core::{Change, Task};
 use evenhand_server::{Config, Server};
-use evenhand_store::Memory;
+use evenhand_store::{History, Listing, Memory, Page, Store, StoreError, Taken, Wanted};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, OnceCell, mpsc};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -57,7 +62,7 @@ impl Home {
         Home::of(Memory::default()).await
     }
 
-    async fn of(store: Memory) -> Home {
+    async fn of(store: impl Store + Clone + 'static) -> Home {
         let listen = "127.0.0.1:0".parse().unwrap();
         let config = Config { listen, store: "memory".into(), settings: Settings::default() };
         let server = Server::start(config, store).await.unwrap();
@@ -400,7 +405,10 @@ async fn settings_are_changed_by_one_at_a_time() {
     let retry = json!({ "max_attempts": 2, "backoff_ms": 250, "factor": 1.5, "max_backoff_ms": 3_600_000, "max_lost": 3 });
     assert_eq!(
         set["settings"],
-        json!({ "retry": retry, "retention_ms": 0, "paused": false, "share": "tasks" })
+        json!({
+            "retry": retry, "retention_ms": 0, "paused": false, "share": "tasks", "after_downgrade": "fail",
+            "interactive_grace_ms": 0,
+        })
     );
     let stale = json!({ "settings": { "paused": true }, "version": 0 });
     assert_eq!(home.refused("PUT", "/v1/queues/q", stale).await, (409, "version".into()));
@@ -531,5 +539,107 @@ async fn what_a_worker_says_of_how_long_runs_took_decides_who_goes_next() {
         keys.iter().find(|of| of["key"] == key).unwrap()["share"].as_f64().unwrap()
     };
     assert!(share("slow") > share("quick"), "{queue}");
+    home.server.stop().await.unwrap();
+}
+
+/// A store in memory that keeps the first who reads a task waiting: it is told when that has begun, and says when it may
+/// go on.
+#[derive(Clone, Default)]
+struct Slow {
+    memory: Memory,
+    first: Arc<OnceCell<()>>,
+    begun: Arc<Notify>,
+    go_on: Arc<Notify>,
+}
+
+impl Store for Slow {
+    async fn take(&self, shard: ShardId, shown: Option<Epoch>) -> Result<Taken, StoreError> {
+        self.memory.take(shard, shown).await
+    }
+
+    async fn commit(&self, shard: ShardId, epoch: Epoch, changes: Vec<Change>) -> Result<(), StoreError> {
+        self.memory.commit(shard, epoch, changes).await
+    }
+
+    async fn read_lane(
+        &self,
+        shard: ShardId,
+        lane: LaneId,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
+        self.memory.read_lane(shard, lane, above, limit).await
+    }
+
+    async fn read_timers(
+        &self,
+        shard: ShardId,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page<TimerRow>, StoreError> {
+        self.memory.read_timers(shard, above, limit).await
+    }
+
+    async fn read_parked(
+        &self,
+        shard: ShardId,
+        lane: LaneId,
+        key: Key,
+        above: Level,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
+        self.memory.read_parked(shard, lane, key, above, limit).await
+    }
+
+    async fn read_task(&self, shard: ShardId, task: TaskId) -> Result<Option<Task>, StoreError> {
+        let found = self.memory.read_task(shard, task).await;
+        if self.first.set(()).is_ok() {
+            self.begun.notify_one();
+            self.go_on.notified().await;
+        }
+        found
+    }
+
+    async fn read_history(&self, shard: ShardId, task: TaskId) -> Result<History, StoreError> {
+        self.memory.read_history(shard, task).await
+    }
+
+    async fn list_tasks(
+        &self,
+        shard: ShardId,
+        wanted: Wanted,
+        after: TaskId,
+        limit: usize,
+    ) -> Result<Listing, StoreError> {
+        self.memory.list_tasks(shard, wanted, after, limit).await
+    }
+}
+
+fn says_its_time(start: &v1::Start) -> Option<Does> {
+    let result = match start.run.as_ref().unwrap().max_duration_ms {
+        60_000 => "a minute",
+        1_000 => "a second",
+        _ => "another time",
+    };
+    Some(Does { end: v1::EndKind::Succeeded, result, ..Does::default() })
+}
+
+/// The run has begun, as far as the scheduler knows, but its worker has not been told yet: the payload comes first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_cut_while_its_payload_is_read_starts_with_less_time() {
+    let memory = Memory::default();
+    let home = Home::of(memory.clone()).await;
+    let id = home.submit("q", json!({ "text": "x", "max_duration_ms": 60_000 })).await;
+    home.server.stop().await.unwrap();
+    // Another server knows no payload: it reads it when the task's turn comes.
+    let store = Slow { memory, ..Slow::default() };
+    let home = Home::of(store.clone()).await;
+    let _worker = home.worker(&["q"], says_its_time).await;
+    store.begun.notified().await;
+    let body = json!({ "max_duration_ms": 1_000 });
+    let (status, said) = home.ask("PATCH", &format!("/v1/tasks/{id}"), Some(body)).await;
+    assert_eq!(status, 200, "{said}");
+    store.go_on.notify_one();
+    assert_eq!(home.until(&id, "succeeded").await["result"], "a second");
     home.server.stop().await.unwrap();
 }

@@ -17,6 +17,10 @@ const MODELED: [Bug; 3] = [Bug::NewWorkerNotRequired, Bug::UnhealthyNotAsked, Bu
 /// Those that do harm only when the store is set back.
 const OF_SET_BACKS: [Bug; 2] = [Bug::DoubtIgnored, Bug::DoubtForgotten];
 
+/// Those that do harm only when servers come and go, with other thresholds, while long runs go on.
+const OF_RESTARTS: [Bug; 4] =
+    [Bug::LoweredAtOnce, Bug::AnswerBeforeWaitSaved, Bug::CancelLost, Bug::AbsenceForgotten];
+
 /// Every canary and what is wrong with it.
 pub fn all() -> Vec<(Canary, &'static str)> {
     let core = Bug::ALL.iter().map(|&bug| (Canary::Core(bug), bug.text()));
@@ -46,6 +50,7 @@ pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
     let plain = Options { blind, ..Options::default() };
     let play: fn(u64, Options) -> Result<Report, Violation> = match canary {
         Canary::Core(bug) if OF_SET_BACKS.contains(&bug) => play_set_backs,
+        Canary::Core(bug) if OF_RESTARTS.contains(&bug) => play_restarts,
         Canary::Core(_) | Canary::Store(_) | Canary::World(_) => play,
     };
     (0..seeds).find_map(|seed| {
@@ -63,6 +68,13 @@ pub fn hunt(canary: Canary, seeds: u64, blind: bool) -> Option<Violation> {
 pub fn play_set_backs(seed: u64, options: Options) -> Result<Report, Violation> {
     let mut rng = Rng::new(seed);
     let plan = Plan::of_set_backs(&mut rng);
+    play_plan(seed, rng, plan, options)
+}
+
+/// Plays a seed in which servers come and go, with other thresholds.
+pub fn play_restarts(seed: u64, options: Options) -> Result<Report, Violation> {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::of_restarts(&mut rng);
     play_plan(seed, rng, plan, options)
 }
 

@@ -24,6 +24,8 @@ pub enum Event {
     Started(WorkerId, Run),
     /// A worker was told to stop a run.
     Stopped(WorkerId, TaskId, Fence),
+    /// A run has so much time now, in milliseconds from its start.
+    Cut(TaskId, u64),
     /// The end of a run is durable.
     Acknowledged(WorkerId, TaskId, Fence),
     /// A request was answered.
@@ -161,7 +163,10 @@ impl Driver {
                         self.events.push(Event::Finished(task, end.outcome))
                     }
                     Effect::RefuseWorker { refusal, .. } => return Err(Trouble::Wrong(refusal.to_string())),
-                    Effect::MemberSaved { .. }
+                    Effect::Limit { task, limit_ms, .. } => self.events.push(Event::Cut(task, limit_ms)),
+                    Effect::Warn { .. }
+                    | Effect::InteractiveOver { .. }
+                    | Effect::MemberSaved { .. }
                     | Effect::Marked { .. }
                     | Effect::Retried { .. }
                     | Effect::Due { .. } => {}

@@ -7,17 +7,23 @@
 //!   more than 2 times the larger of their charges;
 //! - a newcomer's first task starts before any other key has received more than two charges (with equal
 //!   charges: more than one task);
-//! - a stream of ever new keys does not keep a key with a backlog from its share.
+//! - a stream of ever new keys does not keep a key with a backlog from its share;
+//! - where there are duration classes, all of this holds within each, however long it was full;
+//! - where some keys have limits of their own, it holds among the others, and one with a limit does not receive more
+//!   than any of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use evenhand_core::admission::{ClassLimit, Limit};
 use evenhand_core::backlog::{Cost, VTime, Weight};
+use evenhand_core::change::Settings;
 use evenhand_core::life::{End, Ending};
+use evenhand_core::messages::KeyChange;
 use evenhand_core::names::{Key, LaneId, Millis, Priority, QueueName, TaskId, WorkerId};
 use evenhand_core::{Bounds, Input, NewTask, Run, Task};
 use evenhand_store::Fault;
 
-use crate::driver::{Driver, Event, SHARD, Trouble, slots_of};
+use crate::driver::{Driver, Event, SHARD, Trouble, plain, slots_of};
 use crate::rng::Rng;
 use crate::world::Options;
 use crate::{Canary, Report, Violation};
@@ -35,7 +41,17 @@ enum Tenants {
     Crowds,
     /// Several priorities.
     Priorities,
+    /// Several duration classes, some of them often full, and default tasks.
+    Classes,
+    /// Every other key has a limit of its own.
+    Limited,
 }
+
+/// The shortest class. Nothing ends because its time is up here: a world is over long before that.
+const CLASS_MS: u64 = 100_000_000;
+
+/// Keys that return.
+const KEYS: u64 = 12;
 
 /// What a key has received since it began to wait, and against whom.
 #[derive(Clone, Debug, Default)]
@@ -50,12 +66,35 @@ struct KeyState {
     passed_over: f64,
 }
 
-/// Received by the first key less received by the second, since both wait: now, lowest, highest.
+/// Received by the first key less received by the second, since both wait: now, lowest, highest; and how much it has
+/// risen and fallen in between.
 #[derive(Clone, Copy, Debug, Default)]
 struct Difference {
     now: i128,
     low: i128,
     high: i128,
+    rise: i128,
+    fall: i128,
+}
+
+impl Difference {
+    fn add(&mut self, received: i128) {
+        self.now += received;
+        self.low = self.low.min(self.now);
+        self.high = self.high.max(self.now);
+        self.rise = self.rise.max(self.now - self.low);
+        self.fall = self.fall.max(self.high - self.now);
+    }
+
+    /// How far it was from fair. A key with a limit may receive less, not more; two with limits are not compared.
+    fn spread(&self, a_limited: bool, b_limited: bool) -> u128 {
+        match (a_limited, b_limited) {
+            (false, false) => (self.high - self.low).unsigned_abs(),
+            (true, false) => self.rise.unsigned_abs(),
+            (false, true) => self.fall.unsigned_abs(),
+            (true, true) => 0,
+        }
+    }
 }
 
 struct World {
@@ -66,6 +105,10 @@ struct World {
     keys: BTreeMap<(LaneId, Key), KeyState>,
     pairs: BTreeMap<(LaneId, Key, Key), Difference>,
     weights: BTreeMap<Key, Weight>,
+    /// How many duration classes there are.
+    classes: u64,
+    /// Keys with a limit of their own.
+    limited: BTreeSet<Key>,
     known: BTreeSet<TaskId>,
     running: Vec<(WorkerId, Run)>,
     unacknowledged: Vec<(WorkerId, Run, End)>,
@@ -90,6 +133,8 @@ pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
         Tenants::Stream,
         Tenants::Crowds,
         Tenants::Priorities,
+        Tenants::Classes,
+        Tenants::Limited,
     ]);
     let window_rows = *rng.pick(&[1, 2, 3, 7, 20, 1000]);
     let bounds = Bounds {
@@ -111,6 +156,8 @@ pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
         keys: BTreeMap::new(),
         pairs: BTreeMap::new(),
         weights: BTreeMap::new(),
+        classes: 0,
+        limited: BTreeSet::new(),
         known: BTreeSet::new(),
         running: Vec::new(),
         unacknowledged: Vec::new(),
@@ -137,6 +184,7 @@ impl World {
             let slots = self.rng.range(1, 3) as u32;
             self.tell(slots_of(worker, slots, &self.queue))?;
         }
+        self.set_up()?;
         if self.tenants == Tenants::Stream {
             self.enqueue_burst(Key::new("standing"), 60)?;
         }
@@ -148,6 +196,34 @@ impl World {
         }
         self.drain()?;
         Ok(self.driver.now)
+    }
+
+    /// Classes of the queue, limits of its keys.
+    fn set_up(&mut self) -> Result<(), String> {
+        let queue = self.queue.clone();
+        if self.tenants == Tenants::Classes {
+            let mut limit = Limit::All;
+            self.classes = *self.rng.pick(&[2, 3, 5]);
+            let classes = (1..=self.classes).map(|n| {
+                let class = ClassLimit { duration_ms: n * CLASS_MS, limit };
+                limit = Limit::Slots(if n > 2 { 1 } else { self.rng.range(1, 2) as u32 });
+                class
+            });
+            let settings = Settings { classes: classes.collect(), ..plain() };
+            let request = self.driver.request();
+            self.tell(Input::Configure { request, queue: queue.clone(), settings, version: None })?;
+        }
+        if self.tenants == Tenants::Limited {
+            for n in (0..KEYS).filter(|n| n % 2 == 1) {
+                let key = Key::new(&format!("k{n}")).map_err(|refusal| refusal.to_string())?;
+                let change =
+                    KeyChange { limit: Some(Some(self.rng.range(1, 2) as u32)), ..KeyChange::default() };
+                let request = self.driver.request();
+                self.limited.insert(key.clone());
+                self.tell(Input::SetKey { request, queue: queue.clone(), key, change })?;
+            }
+        }
+        Ok(())
     }
 
     fn act(&mut self) -> Result<(), String> {
@@ -202,7 +278,7 @@ impl World {
         if self.rng.chance(50) {
             return self.new_key();
         }
-        let n = self.rng.zipf(12);
+        let n = self.rng.zipf(KEYS);
         Key::new(&format!("k{n}"))
     }
 
@@ -226,7 +302,7 @@ impl World {
             Tenants::Equal | Tenants::Stream => {}
             Tenants::Crowds if light => task.weight = Weight::MIN,
             Tenants::Crowds => {}
-            Tenants::Mixed | Tenants::Priorities => {
+            Tenants::Mixed | Tenants::Priorities | Tenants::Classes | Tenants::Limited => {
                 let weight = match self.weights.get(key) {
                     Some(&weight) if !self.rng.chance(20) => weight,
                     _ => weight(*self.rng.pick(&[1, 3, 10, 501, 1000, 1000, 2000, 7000, 100_000, 1_000_000])),
@@ -238,6 +314,9 @@ impl World {
         }
         if self.tenants == Tenants::Priorities {
             task.priority = Priority(self.rng.below(3) as u8);
+        }
+        if self.tenants == Tenants::Classes {
+            task.max_duration_ms = self.rng.below(self.classes + 1) * CLASS_MS; // 0: a default task
         }
         task
     }
@@ -330,7 +409,7 @@ impl World {
                 Event::Acknowledged(_, task, fence) => {
                     self.unacknowledged.retain(|(_, run, _)| run.task != task || run.fence != fence)
                 }
-                Event::Stopped(..) | Event::Answered(..) | Event::Finished(..) => {}
+                Event::Stopped(..) | Event::Cut(..) | Event::Answered(..) | Event::Finished(..) => {}
             }
         }
         match result {
@@ -391,7 +470,7 @@ impl World {
             state.waiting += 1;
             if state.waiting == 1 {
                 state.passed_over = 0.0;
-                if first {
+                if first && !self.limited.contains(&key) {
                     state.newcomer = Some(BTreeMap::new());
                 }
                 self.pair_up(lane, &key);
@@ -436,11 +515,12 @@ impl World {
         let Some(state) = self.keys.get_mut(&(lane, key.clone())) else {
             return Err(format!("task {} of key {key} was started, but never accepted", run.task));
         };
-        if run.attempt > 1 || !run.charge.chained {
+        if run.attempt > 1 || !run.charge.chained && !self.limited.contains(key) {
             state.passed_over = 0.0;
             return Ok(()); // placed again: no part of its key's chain
         }
         state.waiting = state.waiting.saturating_sub(1);
+        state.largest = state.largest.max(span); // one that was parked is charged when it comes back
         state.newcomer = None;
         state.passed_over = 0.0;
         let (waits, tainted) = (state.waiting > 0, state.tainted);
@@ -465,12 +545,10 @@ impl World {
             if *l != lane || (a != key && b != key) {
                 continue;
             }
-            difference.now += if a == key { span } else { -span };
-            difference.low = difference.low.min(difference.now);
-            difference.high = difference.high.max(difference.now);
+            difference.add(if a == key { span } else { -span });
             let largest = |key: &Key| self.keys[&(lane, key.clone())].largest;
             let larger = largest(a).max(largest(b));
-            let spread = (difference.high - difference.low) as u128;
+            let spread = difference.spread(self.limited.contains(a), self.limited.contains(b));
             // Places are shown in ticks, so order is exact to one tick at either end.
             let allowed = 2 * (larger + VTime::TICK).to_bits();
             self.worst = self.worst.max(spread as f64 / larger.to_bits() as f64);
@@ -531,6 +609,7 @@ impl World {
             for run in started {
                 let rows = tables.rows.iter().filter(|((lane, level), row)| {
                     lane.queue == run.lane.queue
+                        && !self.limited.contains(&row.key)
                         && level.seq() < seq_limit
                         && !running.contains(&row.task)
                         && !ended.contains(&row.task)

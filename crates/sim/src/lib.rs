@@ -12,6 +12,7 @@ pub mod canaries;
 pub mod day;
 mod disk;
 pub mod driver;
+pub mod estimates;
 pub mod fair;
 pub mod model;
 pub mod one_way;
@@ -117,6 +118,9 @@ pub fn play(seed: u64, options: Options) -> Result<Report, Violation> {
     // One in four: what they look for is rare in the others, and they take as long.
     if seed % 4 == 3 && !options.disk {
         report.add(&canaries::play_set_backs(seed, options)?);
+    }
+    if seed % 8 == 1 && !options.disk {
+        report.add(&canaries::play_restarts(seed, options)?);
     }
     if seed % 8 == 5 && !options.disk {
         let mut rng = rng::Rng::new(seed);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use clap::{Parser, Subcommand};
+use evenhand_sim::estimates::Measured;
 use evenhand_sim::model::{Explored, Witness, World};
 use evenhand_sim::{Options, Report, Violation, canaries, day, play};
 
@@ -21,6 +22,7 @@ use evenhand_sim::{Options, Report, Violation, canaries, day, play};
   evenhand-sim replay 4711                  play one seed again and print every event
   evenhand-sim canaries                     switch on known bugs; each must be caught
   evenhand-sim model                        play everything that can happen in a small world
+  evenhand-sim estimates                    how good estimates are
   evenhand-sim day                          four tenants share 16 slots for a day"
 )]
 struct Cli {
@@ -93,6 +95,12 @@ enum Command {
         #[arg(long, default_value_t = 100_000_000)]
         most: usize,
     },
+    /// Measure how good estimates are, and print a table. Exit code 1 if an upper bound did not hold where it must.
+    Estimates {
+        /// How many seeds of each load.
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+        seeds: u64,
+    },
     /// Play a simulated day and print who got what.
     Day {
         /// The seed that decides how long each task takes.
@@ -101,9 +109,44 @@ enum Command {
     },
 }
 
+/// Misses that are printed of each load.
+const MISSES: usize = 3;
+
+fn estimates(seeds: u64) -> ExitCode {
+    println!("{:<40} {:>9} {:>6} {:>8} {:>13}", "load", "bounds", "late", "held", "median error");
+    let mut broken = false;
+    for load in evenhand_sim::estimates::loads() {
+        let mut all = Measured::default();
+        for seed in 0..seeds {
+            match evenhand_sim::estimates::play(&load, seed) {
+                Ok(Measured { bounded, late, errors }) => {
+                    all.bounded += bounded;
+                    all.late.extend(late.into_iter().map(|text| format!("seed {seed}: {text}")));
+                    all.errors.extend(errors);
+                }
+                Err(what) => {
+                    eprintln!("{}, seed {seed}: {what}", load.name);
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+        let held = 100.0 * (1.0 - all.late.len() as f64 / all.bounded.max(1) as f64);
+        let held = if all.bounded == 0 { "-".into() } else { format!("{held:.2}%") };
+        let error =
+            if all.errors.is_empty() { "-".into() } else { format!("{:.1}%", 100.0 * all.median_error()) };
+        println!("{:<40} {:>9} {:>6} {held:>8} {error:>13}", load.name, all.bounded, all.late.len());
+        for miss in all.late.iter().take(MISSES) {
+            println!("    {miss}");
+        }
+        broken |= if load.strict { !all.late.is_empty() } else { all.late.len() as u64 * 100 > all.bounded };
+    }
+    if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run { seeds, start, disk } => run(seeds, start, disk),
+        Command::Estimates { seeds } => estimates(seeds),
         Command::Replay { seed, canary, quiet, disk } => replay_one(seed, canary.as_deref(), quiet, disk),
         Command::Canaries { seeds, blind, only } => hunt(seeds, blind, &only),
         Command::Model { workers, tasks, crashes, rebirths, prompt, no_turnover, most } => {

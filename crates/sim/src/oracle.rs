@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Level, VTime};
 use evenhand_core::change::{KeyRecord, LaneRecord, Place, Timed};
-use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, RequestKey, TaskId};
+use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, QueueId, RequestKey, TaskId};
 use evenhand_core::timers::due_at;
 use evenhand_core::{Change, Run, Task};
 use evenhand_store::Tables;
@@ -44,6 +44,12 @@ pub struct Oracle {
     timed: BTreeSet<(LaneId, Key)>,
     lanes: BTreeMap<LaneId, (Level, VTime)>,
     epoch: Epoch,
+    /// What the rates of queues have left, and when that was.
+    rates: BTreeMap<QueueId, (f64, u64)>,
+    /// Interactive runs whose clients know that they began.
+    interactive: BTreeSet<(TaskId, Fence)>,
+    /// Interactive runs whose clients know that they are over.
+    interactive_over: BTreeSet<(TaskId, Fence)>,
     /// Runs that started.
     pub starts: u64,
 }
@@ -176,6 +182,56 @@ impl Oracle {
         Ok(())
     }
 
+    /// A client was told that its interactive run begins.
+    pub fn interactive_began(&mut self, task: TaskId, fence: Fence) {
+        self.interactive.insert((task, fence));
+    }
+
+    /// Interactive runs of this owner whose clients still talk, as far as they know.
+    pub fn talking(&self, epoch: Epoch) -> impl Iterator<Item = &(TaskId, Fence)> {
+        let over = |run: &&(TaskId, Fence)| !self.interactive_over.contains(run);
+        self.interactive.iter().filter(move |(_, fence)| fence.epoch == epoch).filter(over)
+    }
+
+    /// Something of a queue starts, of which so many may in a second (thousandths) and so many at once. Owners come and go,
+    /// and their clocks are not quite right; but the rate holds.
+    pub fn within_rate(
+        &mut self,
+        queue: QueueId,
+        now_us: u64,
+        per_second: u64,
+        burst: u64,
+    ) -> Result<(), String> {
+        let slack = 1.1;
+        let (content, at) = self.rates.entry(queue).or_insert((burst as f64 * slack + 1_000.0, 0));
+        let passed = (now_us - *at) as f64 / 1_000_000.0;
+        *content =
+            (*content + passed * per_second as f64 * slack).min(burst as f64 * slack + 1_000.0) - 1_000.0;
+        *at = now_us;
+        if *content < -1.0 {
+            return Err(format!(
+                "queue {queue} starts more than {} in a second",
+                per_second as f64 / 1_000.0
+            ));
+        }
+        Ok(())
+    }
+
+    /// It did not start after all.
+    pub fn not_started(&mut self, queue: QueueId) {
+        if let Some((content, _)) = self.rates.get_mut(&queue) {
+            *content += 1_000.0;
+        }
+    }
+
+    /// The client of an interactive run was told that it is over: each is told once.
+    pub fn interactive_over(&mut self, task: TaskId, fence: Fence) -> Result<(), String> {
+        match self.interactive_over.insert((task, fence)) {
+            true => Ok(()),
+            false => Err(format!("interactive task {task} was over twice")),
+        }
+    }
+
     /// The process of a run is gone.
     pub fn stopped(&mut self, task: TaskId) {
         self.running.remove(&task);
@@ -213,7 +269,8 @@ impl Oracle {
                     {
                         charge(*lane, &row.key, row.charge.span());
                     }
-                    if let Place::Timer(at) = from
+                    // (A run that was given up may end meanwhile: then the next try is put off anew.)
+                    if let (Place::Timer(at), None) = (from, tried)
                         && due_at(*at) > now
                     {
                         return Err(format!("task {} was due at {}, not at {now}", row.task, due_at(*at)));
@@ -256,6 +313,21 @@ impl Oracle {
                 Change::Finished { task, .. } => {
                     if !self.stored.contains(task) || !self.ended.insert(*task) {
                         return Err(format!("task {task} ended twice, or never began"));
+                    }
+                }
+                Change::Shortened { from_lane, from, lane, to, row } => {
+                    let (had, has) =
+                        (before.tasks.get(&row.task).map(Task::max_duration_ms), row.max_duration_ms());
+                    if had.is_some_and(|had| had > 0 && has > had) {
+                        return Err(format!("task {} had {had:?} ms, and has {has}", row.task));
+                    }
+                    if row.charge.timed {
+                        self.timed.insert((*lane, row.key.clone()));
+                    }
+                    let new = matches!(to, Place::Lane(_))
+                        && (lane != from_lane || !matches!(from, Place::Lane(_)));
+                    if new {
+                        charge(*lane, &row.key, row.charge.span());
                     }
                 }
                 Change::Canceling { .. }
@@ -311,9 +383,16 @@ impl Oracle {
                     }
                     (*ack, *vtime) = (record.ack, record.vtime);
                 }
-                Change::Key { record: None, .. }
-                | Change::Accepted(_)
+                Change::Key { lane, key, record: None } => {
+                    // What its parked rows were charged was given back, so that there was nothing left to remember.
+                    let at = (*lane, key.clone());
+                    if parked.contains(&at) || before.keys.get(&at).is_some_and(has_refund) {
+                        self.finishes.remove(&at);
+                    }
+                }
+                Change::Accepted(_)
                 | Change::Moved { .. }
+                | Change::Shortened { .. }
                 | Change::Canceling { .. }
                 | Change::Finished { .. }
                 | Change::Forgotten { .. }

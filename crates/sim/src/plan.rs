@@ -3,7 +3,8 @@
 //! a world with quick thresholds is a short one, and as eventful as any other.
 
 use evenhand_core::Bounds;
-use evenhand_core::change::{Settings, Share};
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
+use evenhand_core::change::{AfterDowngrade, Settings, Share};
 use evenhand_core::life::Backoff;
 use evenhand_core::owner::health::Thresholds;
 
@@ -139,8 +140,8 @@ pub struct Plan {
     pub keys: u64,
     /// Priorities in use.
     pub priorities: u64,
-    /// Classes in use.
-    pub classes: u64,
+    /// Per thousand of requests: somebody wants a slot now.
+    pub interactive: u64,
     /// Seats of workers.
     pub workers: u64,
     /// Slots of a worker, at most.
@@ -233,14 +234,14 @@ impl Plan {
                 max_lost: *rng.pick(&[1, 2, 255]),
                 retention_ms: *rng.pick(&[0, 0, 1, 300, lost_ms]),
                 share: *rng.pick(&[Share::Tasks, Share::Tasks, Share::Time]),
-                ..Settings::default()
+                ..admission(rng, lost_ms)
             },
             timed: *rng.pick(&[0, 0, 100, 400]),
             arrivals,
             queues: rng.range(1, 3),
             keys: *rng.pick(&[1, 3, 10, 30]),
             priorities: rng.range(1, 3),
-            classes: rng.range(1, 2),
+            interactive: *rng.pick(&[0, 0, 100]),
             workers: rng.range(1, 4),
             slots: rng.range(1, 4),
             actions: rng.range(20, 120),
@@ -285,6 +286,35 @@ impl Plan {
         plan
     }
 
+    /// The plan of a seed in which servers come and go that live by different thresholds, and workers are cut off just when
+    /// they have been heard: those that run something long go on by what the server before granted them.
+    pub fn of_restarts(rng: &mut Rng) -> Plan {
+        let mut plan = Plan::new(rng);
+        let lost_ms = plan.thresholds[0].lost_after_ms;
+        let other = lost_ms * rng.range(3, 6);
+        plan.thresholds[1] = thresholds(rng, other);
+        plan.trouble = Trouble::Servers;
+        plan.weather = 60;
+        plan.actions = 60;
+        plan.arrivals = *rng.pick(&[Arrivals::Steady, Arrivals::Canceled]);
+        plan.workers = rng.range(2, 4);
+        // Nothing but a lease ends a run here, or it would be over before it does harm.
+        plan.queue =
+            Settings { classes: Vec::new(), key_limit: None, rate: None, key_rate: None, ..plan.queue };
+        plan.run_ms = 3 * plan.longest_lost_ms();
+        plan.long_run = 400;
+        plan.run_fault = 0;
+        plan.net_ms = *rng.pick(&[0, 1, 10]);
+        plan.rates = Rates {
+            crash: *rng.pick(&[10, 30]),
+            stop: *rng.pick(&[0, 30]),
+            death: *rng.pick(&[0, 50]),
+            murphy: 80,
+            ..Rates::default()
+        };
+        plan
+    }
+
     /// The plan of a seed with more workers than may join at once. Their joins are saved one after the other here, so the
     /// store is quick, or they would be lost before they are let in.
     pub fn of_crowds(rng: &mut Rng) -> Plan {
@@ -307,6 +337,40 @@ impl Plan {
     /// The longest time after which an owner of this plan gives a silent worker up.
     pub fn longest_lost_ms(&self) -> u64 {
         self.thresholds[0].lost_after_ms.max(self.thresholds[1].lost_after_ms)
+    }
+}
+
+/// Classes, limits and rates, or none of them.
+fn admission(rng: &mut Rng, lost_ms: u64) -> Settings {
+    let classes = *rng.pick(&[0, 0, 1, 2, 3, 5]);
+    let mut limit = 6;
+    let mut duration_ms = 0;
+    let class = |n: u64| {
+        duration_ms += rng.range(1, lost_ms);
+        limit = rng.range(1, limit);
+        let percents = n.is_multiple_of(2) && classes > 3;
+        let limit = match n {
+            0 => Limit::All,
+            n if percents => Limit::Percent((90 / n) as u8),
+            _ => Limit::Slots(limit as u32),
+        };
+        ClassLimit { duration_ms, limit }
+    };
+    let classes = (0..classes).map(class).collect();
+    let rate = |rng: &mut Rng| {
+        // Not so low that a world takes for ever.
+        let per_second = *rng.pick(&[0, 0, 0, 2_000, 20_000, 500_000]);
+        let (burst, unit) = (rng.range(1_000, 9_000), *rng.pick(&[RateUnit::Tasks, RateUnit::Cost]));
+        (per_second > 0).then_some(Rate { per_second, burst, unit })
+    };
+    Settings {
+        classes,
+        after_downgrade: *rng.pick(&[AfterDowngrade::Fail, AfterDowngrade::Requeue]),
+        interactive_grace_ms: *rng.pick(&[0, 0, 50]),
+        key_limit: *rng.pick(&[None, None, Some(1), Some(2)]),
+        rate: rate(rng),
+        key_rate: rate(rng),
+        ..Settings::default()
     }
 }
 

@@ -5,9 +5,16 @@
 //! bounds window=2 page=2          before anything else: sizes of the core
 //! slots w1 2 [render=3 mail=1]    a worker and its slots; without queues it serves all of them
 //! settings backoff=1000 retention=5000 attempts=9 lost=2    before anything else: how queues treat their tasks
-//! put a*3 b:w=5 c:p=0             accept tasks: key[*count][:w=weight][:p=priority][:c=class][:x=cost][:t=tries]
+//! put a*3 b:w=5 c:p=0             accept tasks: key[*count][:w=weight][:p=priority][:d=duration][:x=cost][:t=tries]
 //! put a*3:ms=500                  ... that say how long they take
 //! put a:delay=500:expires=900:attach=1000:unique=u:for=60000    ... that wait for a time, or are the only ones
+//! classes 3s:all 10s:8 30s:25%    the duration classes of the queue
+//! settings after=requeue grace=500 keylimit=4 rate=2/3 keyrate=1/1    what else counts for it; a rate with its burst
+//! settings rate=2/3cost           a rate of cost, not of tasks
+//! limit a 4 | limit a none | rate a 2/3    the same for one key
+//! interactive i a [d=5s] | hangup i        somebody wants a slot now; leaves
+//! shorten a/1 3s | time a/1       less time for a task; a run's time is over
+//! held                            how many runs hold each class or a longer one, of how many that may
 //! in mail put a                   the same in another queue than `q`
 //! done a/1 | fail a/1 | fail a/1 for good | refuse a/1    the run of the first task of key a ends, or never began
 //! again a/1                       the last end that was said of a task is said again
@@ -32,12 +39,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::backlog::{Cost, Weight};
-use evenhand_core::change::{Settings, Share, Try};
-use evenhand_core::life::{Backoff, End, Ending};
-use evenhand_core::messages::{Answer, Start, Unique};
+use evenhand_core::change::{AfterDowngrade, Settings, Share, Try};
+use evenhand_core::life::{Backoff, End, Ending, Terms};
+use evenhand_core::messages::{Answer, InteractiveAsk, KeyChange, Start, Unique};
 use evenhand_core::names::{
-    Class, CommitId, Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId, WorkerId,
+    CommitId, Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId, WorkerId,
 };
 use evenhand_core::{Bounds, Change, Effect, Input, NewTask, Refusal, Run, Shard, check};
 use evenhand_store::{Fault, Memory, Store, StoreError, ready};
@@ -140,11 +148,46 @@ impl Stage {
                 let settings = Settings { paused: what == "pause", ..self.settings.clone() };
                 self.step(Input::Configure { request, queue: queue_named("q"), settings, version });
             }
+            ["classes", ref classes @ ..] => {
+                self.settings.classes = classes.iter().map(|class| class_of(class)).collect();
+                self.configure("classes");
+            }
+            ["limit", key, limit] => {
+                let limit = Some((limit != "none").then(|| number(limit) as u32));
+                self.set_key("limit", key, KeyChange { limit, ..KeyChange::default() });
+            }
+            ["rate", key, rate] => {
+                let rate = Some((rate != "none").then(|| rate_of(rate)));
+                self.set_key("rate", key, KeyChange { rate, ..KeyChange::default() });
+            }
+            ["interactive", name, key, ref duration @ ..] => {
+                let max_duration_ms = duration.first().map_or(0, |text| ms_of(text.trim_start_matches("d=")));
+                let request = self.request("interactive", vec![name.to_string()]);
+                let ask = InteractiveAsk { key: key_named(key), max_duration_ms };
+                self.step(Input::Interactive { request, queue: queue_named("q"), ask });
+            }
+            ["hangup", name] => {
+                let task = self.task(name);
+                let fence = self.runs.iter().find(|(_, run)| run.task == task).expect("it runs").1.fence;
+                self.step(Input::Hangup { task, fence });
+            }
+            ["shorten", name, duration] => {
+                let task = self.task(name);
+                let request = self.request("shorten", vec![name.to_string()]);
+                self.step(Input::Shorten { request, task, max_duration_ms: ms_of(duration) });
+            }
+            ["time", task] => self.end(task, End::TimeUp),
+            ["held"] => {
+                let classes = self.shard().classes(&queue_named("q"));
+                let line = classes.iter().map(|class| {
+                    format!("{}: {} of {}", duration(class.duration_ms), class.held, class.limit)
+                });
+                let line = line.collect::<Vec<_>>().join(", ");
+                self.say(line);
+            }
             ["share", what] => {
                 self.settings.share = if what == "time" { Share::Time } else { Share::Tasks };
-                let request = self.request("share", vec![]);
-                let (queue, settings) = (queue_named("q"), self.settings.clone());
-                self.step(Input::Configure { request, queue, settings, version: None });
+                self.configure("share");
             }
             [what @ ("watch" | "leave"), task] => {
                 let task = self.task(task);
@@ -168,10 +211,8 @@ impl Stage {
                 self.step(Input::Cancel { request, task });
             }
             ["weight", key, weight] => {
-                let request = self.request("weight", vec![]);
-                let weight = (weight != "none").then(|| weight_of(weight));
-                let (queue, key) = (queue_named("q"), key_named(key));
-                self.step(Input::SetWeight { request, queue, key, weight });
+                let weight = Some((weight != "none").then(|| weight_of(weight)));
+                self.set_key("weight", key, KeyChange { weight, ..KeyChange::default() });
             }
             ["restart"] => self.restart(),
             ["take"] => {
@@ -221,8 +262,28 @@ impl Stage {
             "retention" => self.settings.retention_ms = number(value),
             "attempts" => self.settings.max_attempts = number(value) as u16,
             "lost" => self.settings.max_lost = number(value) as u8,
+            "after" => {
+                let requeue = value == "requeue";
+                self.settings.after_downgrade =
+                    if requeue { AfterDowngrade::Requeue } else { AfterDowngrade::Fail };
+            }
+            "grace" => self.settings.interactive_grace_ms = number(value),
+            "keylimit" => self.settings.key_limit = Some(number(value) as u32),
+            "rate" => self.settings.rate = Some(rate_of(value)),
+            "keyrate" => self.settings.key_rate = Some(rate_of(value)),
             _ => panic!("there is no setting {name}"),
         }
+    }
+
+    fn configure(&mut self, what: &str) {
+        let request = self.request(what, vec![]);
+        let (queue, settings) = (queue_named("q"), self.settings.clone());
+        self.step(Input::Configure { request, queue, settings, version: None });
+    }
+
+    fn set_key(&mut self, what: &str, key: &str, change: KeyChange) {
+        let request = self.request(what, vec![]);
+        self.step(Input::SetKey { request, queue: queue_named("q"), key: key_named(key), change });
     }
 
     fn tries(&mut self, name: &str) {
@@ -329,13 +390,38 @@ impl Stage {
             }
             Effect::LoadTask { load, task } => self.reads.push_back(Read::Task { load, task }),
             Effect::Start { worker, run, .. } => {
+                if run.task.is_interactive() {
+                    // Its name is that of the request, which is answered next.
+                    let names = self.requests.values().find(|(what, _)| what == "interactive");
+                    let name = names.and_then(|(_, names)| names.first()).expect("a request for it");
+                    self.names.insert(run.task, name.clone());
+                }
                 let (name, on) = (self.name(run.task), self.on(worker));
                 let again =
                     if run.attempt > 1 { format!(" (attempt {})", run.attempt) } else { String::new() };
-                self.say(format_args!("run {name}{on}{again}"));
+                let time = match run.limit_ms {
+                    0 => String::new(),
+                    ms => format!(" for {}", duration(ms)),
+                };
+                self.say(format_args!("run {name}{on}{again}{time}"));
                 self.runs.push((worker, run));
             }
             Effect::Stop { task, .. } => self.say(format_args!("stop {}", self.name(task))),
+            Effect::Limit { task, limit_ms, max_duration_ms, .. } => {
+                if let Some((_, run)) = self.runs.iter_mut().find(|(_, run)| run.task == task) {
+                    run.limit_ms = limit_ms;
+                    let terms = run.terms.as_deref().cloned().unwrap_or_default();
+                    run.terms = Some(Terms { max_duration_ms, ..terms }.into());
+                }
+                self.say(format_args!("cut {} to {}", self.name(task), duration(limit_ms)));
+            }
+            Effect::Warn { task, grace_ms, .. } => {
+                self.say(format_args!("warn {}: {grace_ms} ms", self.name(task)));
+            }
+            Effect::InteractiveOver { task, why, .. } => {
+                self.say(format_args!("over {}: {why:?}", self.name(task)));
+                self.runs.retain(|(_, run)| run.task != task);
+            }
             Effect::Acknowledge { .. }
             | Effect::MemberSaved { .. }
             | Effect::Marked { .. }
@@ -376,7 +462,14 @@ impl Stage {
             Ok(Answer::Replayed(task)) => {
                 self.names.extend(names.into_iter().map(|name| (task, name)));
             }
-            Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_) | Answer::KeyPaused(_)) => {}
+            Ok(Answer::Shortened(ms)) => self.say(format_args!("shortened to {}", duration(ms))),
+            Ok(
+                Answer::KeySet
+                | Answer::Canceled
+                | Answer::Configured(_)
+                | Answer::KeyPaused(_)
+                | Answer::Interactive { .. },
+            ) => {}
             Ok(Answer::Stopping) => self.say("stopping"),
             Err(refusal) => self.say(format_args!("{what} refused: {refusal}")),
         }
@@ -462,7 +555,7 @@ impl Stage {
                 match name {
                     "w" => task.weight = weight_of(value),
                     "p" => task.priority = Priority(value.parse().expect("a priority")),
-                    "c" => task.class = Class(value.parse().expect("a class")),
+                    "d" => task.max_duration_ms = ms_of(value),
                     "x" => {
                         task.cost = Cost::new(value.parse::<u32>().expect("a cost") * 1000).expect("a cost")
                     }
@@ -560,7 +653,11 @@ impl Stage {
     fn explain(&mut self, name: &str) {
         let task = self.task(name);
         let line = match ready(self.store.read_task(SHARD, task)).expect("no fault was ordered") {
-            Some(task) => self.shard().explain(&task).to_string(),
+            Some(task) => {
+                let now = Millis(self.now);
+                let standing = self.shard().explain(now, &task);
+                standing.text(|task| self.name(task))
+            }
             None => "no such task".to_string(),
         };
         self.say(format_args!("{name}: {line}"));
@@ -596,6 +693,39 @@ fn key_named(key: &str) -> Key {
 
 fn weight_of(weight: &str) -> Weight {
     Weight::new(weight.parse().expect("a number")).expect("a good weight")
+}
+
+/// `3s`, `250ms`.
+fn ms_of(text: &str) -> u64 {
+    match text.strip_suffix("ms") {
+        Some(ms) => number(ms),
+        None => number(text.trim_end_matches('s')) * 1_000,
+    }
+}
+
+fn duration(ms: u64) -> String {
+    if ms.is_multiple_of(1_000) { format!("{}s", ms / 1_000) } else { format!("{ms}ms") }
+}
+
+/// `3s:all`, `10s:8`, `30s:25%`.
+fn class_of(text: &str) -> ClassLimit {
+    let (duration, limit) = text.split_once(':').expect("duration:limit");
+    let limit = match (limit, limit.strip_suffix('%')) {
+        ("all", _) => Limit::All,
+        (_, Some(percent)) => Limit::Percent(number(percent) as u8),
+        (limit, None) => Limit::Slots(number(limit) as u32),
+    };
+    ClassLimit { duration_ms: ms_of(duration), limit }
+}
+
+/// `2/3`: two a second, three at once. `2/3cost`: so much cost.
+fn rate_of(text: &str) -> Rate {
+    let (text, unit) = match text.strip_suffix("cost") {
+        Some(text) => (text, RateUnit::Cost),
+        None => (text, RateUnit::Tasks),
+    };
+    let (per_second, burst) = text.split_once('/').unwrap_or((text, "1"));
+    Rate { per_second: number(per_second) * 1_000, burst: number(burst) * 1_000, unit }
 }
 
 fn number(text: &str) -> u64 {

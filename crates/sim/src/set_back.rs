@@ -58,6 +58,9 @@ impl Owned {
                     Effect::Start { run, .. } => self.started.push(run),
                     Effect::LoadParked { .. }
                     | Effect::Stop { .. }
+                    | Effect::Limit { .. }
+                    | Effect::Warn { .. }
+                    | Effect::InteractiveOver { .. }
                     | Effect::RefuseWorker { .. }
                     | Effect::Acknowledge { .. }
                     | Effect::MemberSaved { .. }

@@ -230,7 +230,7 @@ impl World {
                     self.told.retain(|(_, run, _)| run.task != task || run.fence != fence)
                 }
                 Event::Stopped(_, task, _) => return Err(format!("task {task} was to be stopped")),
-                Event::Answered(..) | Event::Finished(..) => {}
+                Event::Cut(..) | Event::Answered(..) | Event::Finished(..) => {}
             }
         }
         match result {

@@ -657,7 +657,7 @@ fn a_paused_key_gets_its_share_from_then_on_and_not_what_it_missed() {
         expect![[r#"
             run a/1
             run b/1
-            a/3: 2 ahead; its key is paused
+            a/3: 2 ahead; key a is paused; every slot is taken (1); 1 other key shares the queue and goes before its key; 1 task of its key goes before it
             run b/2
             run b/3
             run b/4
@@ -821,7 +821,11 @@ fn starts_by_time(keys: &[(&str, u64, u64)], n: usize, restart_at: Option<usize>
         let events = driver.events();
         let started = events.into_iter().find_map(|event| match event {
             Event::Started(worker, run) => Some((worker, run)),
-            Event::Stopped(..) | Event::Acknowledged(..) | Event::Answered(..) | Event::Finished(..) => None,
+            Event::Stopped(..)
+            | Event::Cut(..)
+            | Event::Acknowledged(..)
+            | Event::Answered(..)
+            | Event::Finished(..) => None,
         });
         let (worker, run) = started.expect("a slot is free, and much waits");
         let takes_ms = keys.iter().find(|(key, ..)| *key == run.key.as_str()).unwrap().1;

@@ -332,7 +332,7 @@ fn after_a_cold_start_the_most_urgent_priority_goes_first_whatever_was_read_firs
             restart
             low/1: at least 0 ahead; its lane is being read
             run high/1
-            low/1: 0 ahead; every slot is taken (1)
+            low/1: 0 ahead; every slot is taken (1); priority 0 goes first
             run high/2
             run mid/1
             run mid/2
@@ -525,22 +525,23 @@ fn a_workers_slots_are_divided_among_its_queues_by_its_weights() {
 #[test]
 fn classes_of_one_priority_take_turns_by_the_weights_that_wait() {
     check(
-        "put a*4 b*4 z*4:c=1
+        "classes 1s:all 9s:all
+         put a*4:d=1s b*4:d=1s z*4:d=9s
          slots w1 1
          drain",
         expect![[r#"
-            run a/1
-            run z/1
-            run b/1
-            run a/2
-            run z/2
-            run b/2
-            run a/3
-            run z/3
-            run b/3
-            run a/4
-            run z/4
-            run b/4
+            run a/1 for 1s
+            run z/1 for 9s
+            run b/1 for 1s
+            run a/2 for 1s
+            run z/2 for 9s
+            run b/2 for 1s
+            run a/3 for 1s
+            run z/3 for 9s
+            run b/3 for 1s
+            run a/4 for 1s
+            run z/4 for 9s
+            run b/4 for 1s
         "#]],
     );
 }
@@ -566,7 +567,7 @@ fn a_waiting_task_says_what_it_waits_for() {
             run a/1
             a/1: running on worker 1
             a/2: 0 ahead; every slot is taken (1)
-            a/2: 0 ahead; every slot is taken (1)
+            a/2: 0 ahead; every slot is taken (1); priority 0 goes first
             stop a/1
             stopping
             a/1: being stopped on worker 1
@@ -671,7 +672,8 @@ fn what_a_worker_said_before_it_was_lost_counts() {
 #[test]
 fn a_class_that_was_idle_has_no_credit_after_a_restart() {
     check(
-        "put old:c=0 z*12:c=1
+        "classes 1s:all 9s:all
+         put old:d=1s z*12:d=9s
          slots w1 1
          done
          done
@@ -679,29 +681,29 @@ fn a_class_that_was_idle_has_no_credit_after_a_restart() {
          done
          done
          restart
-         put new*6:c=0
+         put new*6:d=1s
          drain",
         expect![[r#"
-            run old/1
-            run z/1
-            run z/2
-            run z/3
-            run z/4
-            run z/5
+            run old/1 for 1s
+            run z/1 for 9s
+            run z/2 for 9s
+            run z/3 for 9s
+            run z/4 for 9s
+            run z/5 for 9s
             restart
-            run new/1
-            run z/6
-            run new/2
-            run z/7
-            run new/3
-            run z/8
-            run new/4
-            run z/9
-            run new/5
-            run z/10
-            run new/6
-            run z/11
-            run z/12
+            run new/1 for 1s
+            run z/6 for 9s
+            run new/2 for 1s
+            run z/7 for 9s
+            run new/3 for 1s
+            run z/8 for 9s
+            run new/4 for 1s
+            run z/9 for 9s
+            run new/5 for 1s
+            run z/10 for 9s
+            run new/6 for 1s
+            run z/11 for 9s
+            run z/12 for 9s
         "#]],
     );
 }

@@ -122,6 +122,7 @@ macro_rules! conformance_list {
             tasks: a_task_set_aside_can_be_finished;
 
             lives: a_task_goes_from_any_place_to_any_other;
+            lives: a_task_is_shortened_wherever_it_is;
             lives: a_charge_keeps_what_it_says_wherever_its_task_is;
             lives: an_end_that_is_not_remembered_leaves_nothing;
             lives: an_end_is_remembered_until_it_is_forgotten;
@@ -142,6 +143,7 @@ macro_rules! conformance_list {
             listing: tasks_that_come_and_go_between_pages_hide_and_repeat_no_others;
 
             values: payloads_come_back_byte_for_byte;
+            values: files_come_back_byte_for_byte_under_their_names;
             values: keys_come_back_as_they_are_and_stay_apart;
             values: keys_of_neighbouring_lanes_and_queues_stay_apart;
             values: queue_names_come_back_as_they_are;

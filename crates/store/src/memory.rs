@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use evenhand_core::backlog::{Level, Weight};
+use evenhand_core::backlog::Level;
 use evenhand_core::bounds::TRIES_KEPT;
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestRecord,
-    SettingsRecord, ShelfRecord, Timed, TimerRow, Try,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, Override, ParkedRecord, Place, QueueRecord,
+    RequestRecord, SettingsRecord, ShelfRecord, Timed, TimerRow, Try,
 };
 use evenhand_core::names::{Epoch, Key, LaneId, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Metadata, Row, Task};
@@ -62,7 +62,7 @@ pub struct Tables {
     /// Queues by id.
     pub queues: BTreeMap<QueueId, QueueRecord>,
     /// Weights by override.
-    pub overrides: BTreeMap<(QueueId, Key), Weight>,
+    pub overrides: BTreeMap<(QueueId, Key), Override>,
     /// Lanes by id.
     pub lanes: BTreeMap<LaneId, LaneRecord>,
     /// Keys by lane.
@@ -279,8 +279,8 @@ impl Store for Memory {
             });
             let mut bytes = 0;
             let fits = |task: &&Task| {
-                bytes += task.payload.len();
-                bytes - task.payload.len() < LISTING_BYTES
+                bytes += task.input_bytes();
+                bytes - task.input_bytes() < LISTING_BYTES
             };
             let tasks: Vec<Task> = wanted.clone().take(limit).take_while(fits).cloned().collect();
             let more = wanted.nth(tasks.len()).map(|_| tasks.last().map_or(after, |last| last.id));
@@ -340,10 +340,13 @@ impl Tables {
 
     fn delete_rows(&mut self, change: &Change) {
         match change {
-            Change::Moved { lane, from: Place::Parked(level), row, .. } => {
+            Change::Moved { lane, from: Place::Parked(level), row, .. }
+            | Change::Shortened { from_lane: lane, from: Place::Parked(level), row, .. } => {
                 self.parked_rows.remove(&(*lane, row.key.clone(), *level));
             }
-            Change::Finished { lane, from, .. } | Change::Moved { lane, from, .. } => match from {
+            Change::Finished { lane, from, .. }
+            | Change::Moved { lane, from, .. }
+            | Change::Shortened { from_lane: lane, from, .. } => match from {
                 Place::Lane(level) => self.delete_row(*lane, *level),
                 Place::Timer(level) => self.delete_timer(*level),
                 Place::Parked(_) | Place::Aside | Place::Over => {}
@@ -456,6 +459,14 @@ impl Tables {
                 }
                 self.put_row(lane, to, row);
             }
+            Change::Shortened { from_lane: _, from: _, lane, to, row } => {
+                self.aside.remove(&row.task);
+                if let Some(record) = self.tasks.get_mut(&row.task) {
+                    (record.lane, record.place) = (lane, to);
+                    (record.charge, record.terms) = (row.charge, row.terms.clone());
+                }
+                self.put_row(lane, to, row);
+            }
             Change::Canceling { task } => drop(self.canceling.insert(task)),
             Change::Finished { task, end, .. } => {
                 self.aside.remove(&task);
@@ -497,11 +508,11 @@ impl Tables {
             Change::Queue { queue, record } => {
                 self.queues.insert(queue, record);
             }
-            Change::Override { queue, key, weight: Some(weight) } => {
-                self.overrides.insert((queue, key), weight);
-            }
-            Change::Override { queue, key, weight: None } => {
+            Change::Override { queue, key, over } if over == Override::default() => {
                 self.overrides.remove(&(queue, key));
+            }
+            Change::Override { queue, key, over } => {
+                self.overrides.insert((queue, key), over);
             }
             Change::Member { seat, record: Some(record) } => {
                 self.members.insert(seat, record);
@@ -535,7 +546,7 @@ fn unavailable(what: &str) -> StoreError {
 mod tests {
     use std::panic::catch_unwind;
 
-    use evenhand_core::backlog::{Charge, Cost};
+    use evenhand_core::backlog::{Charge, Cost, Weight};
     use evenhand_core::names::{Class, ContentType, Millis, Priority};
 
     use super::*;
@@ -579,9 +590,9 @@ mod tests {
             terms: None,
             replay_of: None,
             accepted: Millis(0),
-            max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: [].into(),
+            files: Default::default(),
         })
     }
 

@@ -229,11 +229,11 @@ impl Living {
                 match effect {
                     Effect::Hello(hello) => {
                         let ended = hello.ended.iter().map(|(run, end)| v1::Ended {
-                            run: Some(convert::run(run, 0)),
+                            run: Some(convert::run(run)),
                             end: convert::end(*end).into(),
                             ..v1::Ended::default()
                         });
-                        let running = hello.running.iter().map(|run| convert::run(run, 0)).collect();
+                        let running = hello.running.iter().map(convert::run).collect();
                         let hello = convert::hello(&hello, SHARD, running, ended.collect());
                         let _ = link.out.send(v1::Up { message: Some(v1::up::Message::Hello(hello)) });
                     }
@@ -263,7 +263,11 @@ impl Living {
                     Effect::Wake { at } => self.wake = Some(at),
                     Effect::Disconnect | Effect::Exit(_) => goes_on = false,
                     // What it runs is nothing that could be ended before it leaves.
-                    Effect::Stop { .. } | Effect::Forget { .. } | Effect::Lease { .. } | Effect::KillAll => {}
+                    Effect::Stop { .. }
+                    | Effect::Limit { .. }
+                    | Effect::Forget { .. }
+                    | Effect::Lease { .. }
+                    | Effect::KillAll => {}
                 }
             }
         }

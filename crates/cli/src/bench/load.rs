@@ -167,6 +167,19 @@ impl Crew {
         hands: &Hands,
         see: impl Fn(&[u8], &Run) + Send + Sync + 'static,
     ) -> Result<Crew, Failure> {
+        Crew::as_told(target, queue, hands, move |payload, run| {
+            see(payload, run);
+            time
+        })
+    }
+
+    /// The same, and `see` says how long each task takes.
+    pub(crate) fn as_told(
+        target: &Target,
+        queue: &str,
+        hands: &Hands,
+        see: impl Fn(&[u8], &Run) -> Duration + Send + Sync + 'static,
+    ) -> Result<Crew, Failure> {
         let (drain, draining) = watch::channel(false);
         let (begun, first) = (Arc::new(AtomicU64::new(0)), Arc::new(OnceLock::new()));
         let see = Arc::new(see);
@@ -180,7 +193,7 @@ impl Crew {
                 .drain_on(draining.clone())
                 .handle_bytes(queue, move |payload, run| {
                     first.get_or_init(Instant::now);
-                    see(&payload, &run);
+                    let time = see(&payload, &run);
                     begun.fetch_add(1, Ordering::Relaxed);
                     async move {
                         if !time.is_zero() {

@@ -101,6 +101,12 @@ impl Target {
         &self.url
     }
 
+    /// The processor time that the server has used, if it was started for this and the system tells (Linux does).
+    pub(crate) fn on_cpu(&self) -> Option<Duration> {
+        let id = self.started.as_ref()?.child.id();
+        on_cpu(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
+    }
+
     /// A client with a connection of its own.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
         Ok(Client::new(&self.url)?)
@@ -179,6 +185,14 @@ fn address(line: &str) -> Option<&str> {
     address.starts_with("http://").then_some(address)
 }
 
+/// What the system's line on a process says of its processor time. Ticks are hundredths of a second on every Linux.
+fn on_cpu(stat: &str) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(Duration::from_millis((user + system) * 10))
+}
+
 impl Drop for Started {
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
@@ -196,6 +210,13 @@ impl Drop for Started {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_processor_time_of_a_process_is_read() {
+        let stat = "4711 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 120 30 0 0 20 0 9 0 1";
+        assert_eq!(on_cpu(stat), Some(Duration::from_millis(1_500)));
+        assert_eq!(on_cpu(""), None);
+    }
 
     #[test]
     fn a_servers_first_line_says_where_it_is() {

@@ -133,7 +133,8 @@ fn keys_table(keys: &[QueueKey], sort: Sort, columns: Option<usize>) -> Table<'s
         Some(..140) => ("received ┃ due          ", 24),
         Some(_) | None => ("received ┃ due                          ", 40),
     };
-    let mut table = Table::new(vec![
+    let some_held = keys.iter().any(|key| key.held.is_some());
+    let mut columns = vec![
         column("key", 0),
         number("weight", 4),
         number("waiting", 2),
@@ -142,7 +143,11 @@ fn keys_table(keys: &[QueueKey], sort: Sort, columns: Option<usize>) -> Table<'s
         column(title, 1),
         number("got", 0),
         number("due", 0),
-    ]);
+    ];
+    if some_held {
+        columns.push(column("held", 2));
+    }
+    let mut table = Table::new(columns);
     let mut keys: Vec<&QueueKey> = keys.iter().collect();
     // Those that are alike stay in their order by name, so that they do not jump.
     keys.sort_by(|a, b| a.key.cmp(&b.key));
@@ -161,7 +166,7 @@ fn keys_table(keys: &[QueueKey], sort: Sort, columns: Option<usize>) -> Table<'s
         };
         let due = waits.then_some(key.share_due);
         debug_assert_eq!(width(title), bar);
-        table.row(vec![
+        let mut cells: Vec<Cell> = vec![
             show::key(&key.key).into(),
             show::weight(key.weight).into(),
             count(key.waiting).into(),
@@ -170,7 +175,11 @@ fn keys_table(keys: &[QueueKey], sort: Sort, columns: Option<usize>) -> Table<'s
             Cell::new(&show::bar(key.share, due, bar), look),
             show::percent(key.share).into(),
             due.map_or_else(|| "-".into(), show::percent).into(),
-        ]);
+        ];
+        if some_held {
+            cells.push(Cell::new(&show::key_held(key), Look::Waits));
+        }
+        table.row(cells);
     }
     table
 }
@@ -193,7 +202,7 @@ fn divide<const N: usize>(left: Option<usize>, wanted: [usize; N]) -> [usize; N]
 #[cfg(test)]
 mod tests {
     use evenhand::wire;
-    use evenhand_api::rest::{Queue, QueueDetail, Status, Worker};
+    use evenhand_api::rest::{Queue, QueueClass, QueueDetail, Status, Worker};
     use expect_test::{Expect, expect};
 
     use super::*;
@@ -213,6 +222,7 @@ mod tests {
             scheduled: if name == "mail" { 40 } else { 0 },
             expired: 5,
             paused: name == "mail",
+            ..wire::Queue::default()
         };
         let key = |key: &str, thousandths, waiting, share, share_due| wire::QueueKey {
             key: key.into(),
@@ -221,8 +231,8 @@ mod tests {
             running: 1,
             started: 60,
             share,
-            paused: false,
             share_due,
+            ..wire::QueueKey::default()
         };
         let detail = wire::QueueResponse {
             queue: Some(queue("render", 1_200)),
@@ -349,6 +359,22 @@ mod tests {
                 q quit  arrows, tab: queue  s sort keys  p pause
             "#]],
         );
+    }
+
+    #[test]
+    fn classes_and_keys_that_are_held_are_seen() {
+        let mut view = view();
+        if let Some(snapshot) = &mut view.snapshot {
+            let class = |duration_ms, held, limit| QueueClass { duration_ms, held, limit };
+            snapshot.queues[0].classes = vec![class(3_000, 5, 8), class(10_000, 2, 4), class(30_000, 1, 1)];
+            if let Some(acme) = snapshot.queue.as_mut().and_then(|detail| detail.keys.first_mut()) {
+                (acme.limit, acme.held) = (Some(4), Some("limit".into()));
+            }
+        }
+        let lines = lines(&view, None, Paint::NONE);
+        let line = |with: &str| lines.iter().find(|line| line.contains(with)).cloned().unwrap_or_default();
+        assert!(line("render  ").ends_with("3s 5/8  10s 2/4  30s 1/1"), "{lines:#?}");
+        assert!(line("acme").ends_with("50 %  limit 4"), "{lines:#?}");
     }
 
     #[test]

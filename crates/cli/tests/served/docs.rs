@@ -16,7 +16,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 
 use evenhand::NewTask;
-use evenhand_api::errors;
+use evenhand_api::v1::Over;
+use evenhand_api::{errors, interactive};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -396,6 +397,8 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
 fn the_metrics_that_documents_name_are_those_that_there_are() {
     let server = Server::start(LONG);
     let task = vec![NewTask::new("x").key("acme")];
+    // Classes are counted where there are some.
+    assert_eq!(server.cli(&["queue", "set", "render", "--classes", "3s:all"]).code, 0);
     let id = server.api().enqueue("render", task).unwrap().ids.remove(0);
     let _worker = server.worker_of("w1", &["render"], &["true"]);
     server.api().end(&id);
@@ -438,6 +441,30 @@ fn the_page_on_errors_is_the_table_of_errors() {
         })
         .collect();
     let told = errors::TABLE.map(|row| (row.kind.name().into(), row.http.to_string(), row.exit.to_string()));
+    assert_eq!(shown, told);
+}
+
+#[test]
+fn the_page_on_rest_has_the_table_of_how_interactive_tasks_end() {
+    let page = fs::read_to_string(project().join("docs/rest.md")).unwrap();
+    let shown: Vec<(String, String)> = page
+        .lines()
+        .filter_map(|line| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let code = cells.get(1)?.parse::<u16>().ok()?;
+            Some((code.to_string(), cells.get(3)?.to_string()))
+        })
+        .collect();
+    let told = interactive::TABLE.map(|row| match row.over {
+        Over::Ended => (row.close.to_string(), "the command's code, or 128 and the signal's number".into()),
+        Over::Halted
+        | Over::TimeUp
+        | Over::Lost
+        | Over::Canceled
+        | Over::NotStarted
+        | Over::Stopping
+        | Over::Unspecified => (row.close.to_string(), row.exit.to_string()),
+    });
     assert_eq!(shown, told);
 }
 

@@ -15,6 +15,12 @@ fn retry(task: &mut v1::NewTask) -> &mut v1::Retry {
     task.retry.get_or_insert_default()
 }
 
+/// Files of these names, each of so many bytes.
+fn files(names: &[&str], bytes: usize) -> Vec<v1::File> {
+    let content = bytes::Bytes::from(vec![0; bytes]);
+    names.iter().map(|name| v1::File { name: name.to_string(), content: content.clone() }).collect()
+}
+
 fn refused(api: &Api, queue: &str, task: v1::NewTask) -> Refusal {
     api.hasty().enqueue(queue, vec![task.into()]).unwrap_err()
 }
@@ -34,7 +40,7 @@ fn what_a_client_gets_wrong_is_named() {
         }
     }
     type Spoil = fn(&mut v1::NewTask);
-    let cases: [(Kind, &str, Spoil); 21] = [
+    let cases: [(Kind, &str, Spoil); 27] = [
         (Kind::Invalid, "key", |task| task.key = "a\0b".into()),
         (Kind::Invalid, "key", |task| task.key = "a\nb".into()),
         (Kind::TooLarge, "key", |task| task.key = "k".repeat(257)),
@@ -57,6 +63,12 @@ fn what_a_client_gets_wrong_is_named() {
         (Kind::Invalid, "max_duration_ms", |task| task.max_duration_ms = Some(0)),
         (Kind::Invalid, "expected_ms", |task| task.expected_ms = Some(0)),
         (Kind::Invalid, "expected_ms", |task| task.expected_ms = Some(u64::MAX)),
+        (Kind::Invalid, "files[1].name", |task| task.files = files(&["a", "../b"], 1)),
+        (Kind::Invalid, "files[1].name", |task| task.files = files(&["a", "a"], 1)),
+        (Kind::TooLarge, "files[0].name", |task| task.files = files(&[&"n".repeat(129)], 1)),
+        (Kind::TooLarge, "files[0]", |task| task.files = files(&["a"], 1024 * 1024 + 1)),
+        (Kind::TooLarge, "files", |task| task.files = files(&["a", "b", "c", "d", "e"], 1024 * 1024)),
+        (Kind::TooLarge, "files", |task| task.files = vec![v1::File::default(); 65]),
         (Kind::TooLarge, "payload", |task| task.payload = vec![0; 10 * 1024 * 1024].into()),
     ];
     for (kind, field, spoil) in cases {

@@ -448,7 +448,7 @@ fn a_paused_key_waits_and_others_do_not() {
     let held: Vec<String> =
         (0..3).map(|_| said(&server, &["submit", "q", "--key", "acme", "sleep 0"])).collect();
     assert_eq!(server.cli(&["submit", "q", "--key", "zeta", "--wait", "sleep 0"]).code, 0);
-    assert_eq!(json(&server, &["get", &held[0]])["hold"], "its key is paused");
+    assert_eq!(json(&server, &["get", &held[0]])["hold"], "key acme is paused");
     kill_and_restart(&mut server);
     api.await_worker("one");
     assert_eq!(server.cli(&["submit", "q", "--key", "zeta", "--wait", "sleep 0"]).code, 0);
@@ -483,6 +483,8 @@ fn settings_of_a_queue_outlive_the_server() {
         "retention_ms": 604_800_000,
         "paused": false,
         "share": "time",
+        "after_downgrade": "fail",
+        "interactive_grace_ms": 0,
     });
     assert_eq!(got["settings"], expected);
     let shown = said(&server, &["queue", "get", "q"]);

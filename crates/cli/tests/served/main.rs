@@ -6,14 +6,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod admission;
 mod benches;
 mod chaos;
 mod checker;
 mod contract;
 mod crowds;
 mod docs;
+mod files;
 mod gate;
 mod input;
+mod interactive;
 mod life;
 mod network;
 mod operators;

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::support::{LONG, Server, eventually};
 
-const JSON: &str = "content-type: application/json\r\n";
+pub(crate) const JSON: &str = "content-type: application/json\r\n";
 
 /// An answer of HTTP.
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     head: String,
     body: Vec<u8>,
 }
@@ -30,13 +30,13 @@ impl Answer {
         Answer { status: head[9..12].parse().unwrap(), head, body }
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let text = String::from_utf8_lossy(&self.body);
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}{text}", self.head))
     }
 
     /// What kind of error, and in which field.
-    fn error(&self) -> (u16, String, String) {
+    pub(crate) fn error(&self) -> (u16, String, String) {
         let json = self.json();
         let text = |name: &str| json["error"][name].as_str().unwrap_or_default().to_string();
         assert!(!text("message").is_empty());
@@ -53,7 +53,7 @@ fn read_head(reader: &mut impl BufRead) -> String {
 }
 
 impl Server {
-    fn ask(&self, method: &str, path: &str, head: &str, body: impl AsRef<[u8]>) -> Answer {
+    pub(crate) fn ask(&self, method: &str, path: &str, head: &str, body: impl AsRef<[u8]>) -> Answer {
         Answer::read(self.send(method, path, head, body.as_ref()))
     }
 
@@ -83,7 +83,7 @@ impl Server {
 
 /// Server-sent events. What frames them in chunks is skipped: no line of an event begins as a chunk's size does.
 struct Stream {
-    status: u16,
+    pub(crate) status: u16,
     reader: BufReader<TcpStream>,
 }
 
@@ -133,6 +133,50 @@ fn ready() -> Server {
 
 fn names(seen: &[Said]) -> Vec<&str> {
     seen.iter().map(|said| said.name.as_str()).collect()
+}
+
+#[test]
+fn files_go_in_with_a_task_and_come_out_by_name() {
+    let server = Server::start(LONG);
+    let files = json!([
+        { "name": "page.html", "text": "<p>grüß" },
+        { "name": "a b?%", "base64": "AP8=" },
+        { "name": "empty" },
+    ]);
+    let id = server.submit("q", &json!([{ "text": "x", "files": files }])).remove(0);
+    let shown = server.get(&format!("/v1/tasks/{id}")).json();
+    let sizes = json!([
+        { "name": "page.html", "bytes": 9 },
+        { "name": "a b?%", "bytes": 2 },
+        { "name": "empty", "bytes": 0 },
+    ]);
+    assert_eq!((&shown["files"], &shown["payload_bytes"]), (&sizes, &json!(1)));
+    let file = |name: &str| server.get(&format!("/v1/tasks/{id}/files/{name}"));
+    let page = file("page.html");
+    assert_eq!((page.status, page.body.as_slice()), (200, "<p>grüß".as_bytes()));
+    assert!(page.head.contains("application/octet-stream") && page.head.contains("nosniff"), "{}", page.head);
+    assert_eq!(file("a%20b%3F%25").body, [0, 0xff]);
+    assert_eq!((file("empty").status, file("empty").body), (200, vec![]));
+    assert_eq!(file("none").error().0, 404);
+    assert_eq!(file("%ff").error(), (400, "invalid".into(), "path".into()));
+    assert_eq!(server.get("/v1/tasks/0-4711/files/a").status, 404);
+
+    let wrong = |files: Value| {
+        let tasks = json!({ "tasks": [{}, { "files": files }] });
+        server.post("/v1/queues/q/tasks", &tasks).error()
+    };
+    let refused = |status, kind: &str, field: &str| (status, kind.to_string(), format!("tasks[1].{field}"));
+    let invalid = |field| refused(400, "invalid", field);
+    assert_eq!(wrong(json!([{ "name": "a" }, { "name": "a/b" }])), invalid("files[1].name"));
+    assert_eq!(wrong(json!([{ "name": "a" }, { "name": "a" }])), invalid("files[1].name"));
+    assert_eq!(wrong(json!([{ "name": "a", "text": "", "base64": "" }])), invalid("files[0].text"));
+    assert_eq!(wrong(json!([{ "name": "a", "base64": "!" }])), invalid("files[0].base64"));
+    assert_eq!(wrong(json!([{ "name": "a", "body": "" }])), invalid("files[0].body"));
+    assert_eq!(wrong(json!([{ "text": "" }])), invalid("files[0]"));
+    let many: Vec<Value> = (0..1_000).map(|n| json!({ "name": n.to_string() })).collect();
+    assert_eq!(wrong(json!(many)), refused(413, "too_large", "files"));
+    let large = json!([{ "name": "a", "text": "x".repeat(1024 * 1024 + 1) }]);
+    assert_eq!(wrong(large), refused(413, "too_large", "files[0]"));
 }
 
 #[test]

@@ -12,12 +12,12 @@ use crate::support::{Api, LONG, Server, Signpost, block_on, eventually, eventual
 const MIB: u64 = 1024 * 1024;
 
 /// A file system of this size; it goes when it is dropped.
-struct Disk {
+pub(crate) struct Disk {
     path: PathBuf,
 }
 
 impl Disk {
-    fn new(path: &Path, mib: u64) -> Disk {
+    pub(crate) fn new(path: &Path, mib: u64) -> Disk {
         std::fs::create_dir_all(path).unwrap();
         let size = format!("size={}", mib * MIB);
         let said =

@@ -637,6 +637,11 @@ impl Signpost {
         format!("until {}", self.0.display())
     }
 
+    /// Where it stands.
+    pub(crate) fn path(&self) -> std::path::Display<'_> {
+        self.0.display()
+    }
+
     pub(crate) fn raise(&self) {
         File::create(&self.0).unwrap();
     }

@@ -15,6 +15,13 @@ use crate::names::Key;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct KeyIx(u32);
 
+impl KeyIx {
+    /// The place as a number.
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// What a lane knows about one key.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyState {
@@ -44,8 +51,8 @@ pub(crate) struct KeyState {
     pub(crate) last: VTime,
     /// How long its runs took of late.
     pub(crate) average: Average,
-    /// It may not run: its rows are parked when they are met.
-    pub(crate) paused: bool,
+    /// It may not run: it is paused, or at a limit of its own. Its rows are parked when they are met.
+    pub(crate) held: bool,
     /// It has its one entry among the lane's alarms.
     pub(crate) alarmed: bool,
     /// Its record changed since the last commit.
@@ -95,7 +102,7 @@ impl Keys {
             credit: VTime::ZERO,
             last: VTime::ZERO,
             average: Average::default(),
-            paused: false,
+            held: false,
             alarmed: false,
             dirty: false,
             live: true,

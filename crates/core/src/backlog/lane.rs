@@ -9,6 +9,7 @@ use super::window::{Entry, Running, Window};
 use crate::bounds::Bounds;
 use crate::canary::Canary;
 use crate::change::{LaneRecord, Row};
+use crate::estimate::Took;
 use crate::names::{CommitId, LaneId, Millis, TaskId};
 
 /// One lane in memory.
@@ -28,6 +29,8 @@ pub(crate) struct Lane {
     pub(crate) more_to_forget: bool,
     pub(crate) forget_armed: bool,
     pub(crate) aside_armed: bool,
+    /// How long its runs took of late.
+    pub(crate) took: Took,
 }
 
 impl Lane {
@@ -49,6 +52,7 @@ impl Lane {
             more_to_forget: false,
             forget_armed: false,
             aside_armed: false,
+            took: Took::default(),
         }
     }
 
@@ -106,6 +110,13 @@ impl Lane {
     pub(crate) fn stuck_behind(&self) -> Option<(Level, TaskId, u64)> {
         let (level, running) = self.window.stuck_behind()?;
         Some((level, running.task, self.ends - running.ends_before))
+    }
+
+    /// A waiting row is to stand at another level, which `commit` will write.
+    pub(crate) fn move_row(&mut self, from: Level, to: Level, commit: CommitId) {
+        self.chosen(to, commit);
+        self.window.leave(from);
+        self.advance();
     }
 
     /// A waiting row left the lane without being served.

@@ -361,10 +361,10 @@ impl Places {
 
     /// Whether a key may run. If it may again before all its rows have left, nothing is given back: the others
     /// stand where they stood.
-    pub(crate) fn set_paused(&mut self, ix: KeyIx, paused: bool) {
+    pub(crate) fn set_held(&mut self, ix: KeyIx, held: bool) {
         let state = self.keys.get_mut(ix);
-        state.paused = paused;
-        if !paused {
+        state.held = held;
+        if !held {
             state.refund = VTime::ZERO;
         }
         self.touch(ix);

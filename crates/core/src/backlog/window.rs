@@ -40,6 +40,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// How long a run of its task may take, in milliseconds; 0 if it did not say.
+    pub(crate) fn max_duration_ms(&self) -> u64 {
+        self.terms.as_ref().map_or(0, |terms| terms.max_duration_ms)
+    }
+
     /// It is too late to start it then.
     pub(crate) fn expires_by(&self, now: Millis) -> bool {
         self.terms.as_ref().and_then(|terms| terms.expires).is_some_and(|expires| expires <= now)

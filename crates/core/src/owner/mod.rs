@@ -603,6 +603,8 @@ impl Owner {
             for (task, fence) in canceled.chain(self.shard.condemned_of(worker)).chain(stop) {
                 effects.push(Effect::Shard(shard_messages::Effect::Stop { worker, task, fence }));
             }
+            // What it was told of its runs' times may not have arrived.
+            effects.extend(self.shard.cut_runs_of(worker).map(Effect::Shard));
             self.offer(&seat, effects);
         }
     }
@@ -985,7 +987,12 @@ impl Owner {
                 token: member.token,
                 life: member.life,
                 wait_ms: member.wait_ms.saturating_add(absence_ms),
-                running: self.shard.runs_of(member.worker).cloned().collect(),
+                running: self
+                    .shard
+                    .runs_of(member.worker)
+                    .filter(|run| !run.task.is_interactive())
+                    .cloned()
+                    .collect(),
                 set: self.set.knows_all(member.worker).then(|| self.set.id()),
             };
             records.push((member.worker, seat.clone(), record));
@@ -1053,6 +1060,9 @@ impl Owner {
                 | shard_messages::Effect::Due { .. }
                 | shard_messages::Effect::Start { .. }
                 | shard_messages::Effect::Stop { .. }
+                | shard_messages::Effect::Limit { .. }
+                | shard_messages::Effect::Warn { .. }
+                | shard_messages::Effect::InteractiveOver { .. }
                 | shard_messages::Effect::Acknowledge { .. }
                 | shard_messages::Effect::Answer { .. }
                 | shard_messages::Effect::Finished { .. }

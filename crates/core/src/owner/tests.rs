@@ -103,6 +103,7 @@ impl Tables {
                 self.requests.extend(record.map(|record| (key, record)));
             }
             Change::Moved { .. }
+            | Change::Shortened { .. }
             | Change::Override { .. }
             | Change::Forgotten { .. }
             | Change::Replayed { .. }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::{Alarm, Part, Shard};
-use crate::backlog::{Charge, Cost, Entry, Level, VTime, Weight};
+use crate::backlog::{Charge, Cost, Entry, Level, Pass, VTime, Weight};
 use crate::bounds;
+use crate::canary::Bug;
 use crate::change::{Change, Place, RequestIds, RequestRecord, Task, Timed};
 use crate::life::Terms;
 use crate::messages::{Answer, Effect, NewTask, Start, Work};
-use crate::names::{Key, LaneId, Millis, QueueId, QueueName, RequestId, RequestKey, TaskId};
+use crate::names::{Class, LaneId, Millis, QueueId, QueueName, RequestId, RequestKey, TaskId};
 use crate::refusal::Refusal;
 
 impl Shard {
@@ -50,17 +51,19 @@ impl Shard {
                 format!("has {is} tasks; send at most {most} in one call"),
             ));
         }
+        let classes = self.names.get(queue).map_or(&*self.defaults.classes, |id| self.classes_of(*id));
         let mut bytes = 0;
         for (n, task) in tasks.iter().enumerate() {
             let checked = task.check(task.payload.len()).and_then(|()| self.may_start_then(task));
+            let checked = checked.and_then(|()| self.class_among(classes, task.max_duration_ms).map(drop));
             checked.map_err(|refusal| refusal.within(format_args!("tasks[{n}]")))?;
-            bytes += task.payload.len();
+            bytes += task.input_bytes();
         }
         if bytes > bounds::PAYLOAD_BYTES_PER_ENQUEUE {
             let most = bounds::PAYLOAD_BYTES_PER_ENQUEUE;
             return Err(Refusal::too_large(
                 "tasks",
-                format!("has {bytes} bytes of payload; send at most {most} in one call"),
+                format!("has {bytes} bytes of payloads and files; send at most {most} in one call"),
             ));
         }
         self.has_room_for_queue(queue)?;
@@ -180,7 +183,7 @@ impl Shard {
     }
 
     /// Answers "limited" while the store is so far behind that memory would grow.
-    fn store_keeps_up(&self, more: usize) -> Result<(), Refusal> {
+    pub(super) fn store_keeps_up(&self, more: usize) -> Result<(), Refusal> {
         if !self.room {
             return Err(Refusal::limited(
                 "the store has no room for new tasks; send this again when space has been made",
@@ -226,13 +229,14 @@ impl Shard {
 
     /// Places a task, in its lane or among the timers, and has it saved.
     pub(super) fn accept_one(&mut self, queue: QueueId, new: NewTask, replay_of: Option<TaskId>) -> TaskId {
-        let over = self.queues[queue.0 as usize].overrides.get(&new.key).copied();
+        let over = self.queues[queue.0 as usize].overrides.get(&new.key).and_then(|over| over.weight);
         let max_attempts = new.max_attempts.unwrap_or(self.settings_of(queue).max_attempts);
         let expires = (new.expires_ms > 0).then(|| self.now.plus(new.expires_ms));
-        let NewTask { backoff, attach_ms, expected_ms, .. } = new;
-        let terms = Terms { backoff, expires, attach_ms, expected_ms };
+        let NewTask { backoff, attach_ms, expected_ms, max_duration_ms, .. } = new;
+        let terms = Terms { backoff, expires, attach_ms, expected_ms, max_duration_ms };
         let weight = over.unwrap_or(new.weight);
-        let lane_id = LaneId { queue, priority: new.priority, class: new.class };
+        let class = self.needs(queue, max_duration_ms) as u8;
+        let lane_id = LaneId { queue, priority: new.priority, class: Class(class) };
         let ix = self.lane(lane_id);
         let id = TaskId(self.next_seq);
         self.next_seq += 1;
@@ -249,9 +253,9 @@ impl Shard {
             terms: (terms != Terms::default()).then(|| Arc::new(terms)),
             replay_of,
             accepted: self.now,
-            max_duration_ms: new.max_duration_ms,
             content_type: new.content_type,
             payload: new.payload,
+            files: new.files,
         };
         if let Some(due) = self.start_of(new.start) {
             let row = self.schedule(due, lane_id, task.row_at(Level::ZERO), id.0);
@@ -269,8 +273,13 @@ impl Shard {
             let key = places.key(&task.key, weight);
             places.set_weight(key, Some(new.weight), over);
             let (cost, timed) = self.cost_of(ix, key, new.cost, task.terms.as_deref());
+            let mut at_least = self.lanes[ix.0].ack();
+            if self.canary.is(Bug::ClassesShareTime) {
+                let times = self.queues[queue.0 as usize].lanes.values();
+                at_least = times.map(|ix| self.lanes[ix.0].places.vtime().pass()).fold(at_least, Pass::max);
+            }
             let lane = &mut self.lanes[ix.0];
-            let (pass, charge) = lane.places.place(key, cost, lane.ack());
+            let (pass, charge) = lane.places.place(key, cost, at_least);
             let level = Level::new(pass, id.0);
             lane.chosen(level, commit);
             (task.place, task.charge) = (Place::Lane(level), Charge { timed, ..charge });
@@ -278,7 +287,7 @@ impl Shard {
         }
         if !matches!(task.place, Place::Timer(_)) && !self.key_is_paused(queue, &task.key) {
             let (payload, content_type) = (task.payload.clone(), task.content_type.clone());
-            let work = Work { payload, content_type, max_duration_ms: task.max_duration_ms };
+            let work = Work { payload, content_type, files: task.files.clone() };
             self.payloads.keep(id, work, self.bounds.payload_bytes);
         }
         self.batch.changes.push(Change::Accepted(task));
@@ -290,48 +299,5 @@ impl Shard {
             self.set_expiry(expires, id);
         }
         id
-    }
-
-    fn may_set_weight(&self, queue: &QueueName, key: &Key) -> Result<(), Refusal> {
-        self.has_room_for_queue(queue)?;
-        self.store_keeps_up(1)?;
-        let known = self.names.get(queue).map(|id| &self.queues[id.0 as usize].overrides);
-        if known.is_some_and(|known| known.len() >= bounds::OVERRIDES_PER_QUEUE && !known.contains_key(key)) {
-            let most = bounds::OVERRIDES_PER_QUEUE;
-            return Err(Refusal::invalid(
-                "key",
-                format!("would be one more override than {most}; remove others"),
-            ));
-        }
-        Ok(())
-    }
-
-    pub(super) fn on_set_weight(
-        &mut self,
-        request: RequestId,
-        queue: QueueName,
-        key: Key,
-        weight: Option<Weight>,
-        effects: &mut Vec<Effect>,
-    ) {
-        if let Err(refusal) = self.may_set_weight(&queue, &key) {
-            effects.push(Effect::Answer { request, answer: Err(refusal) });
-            return;
-        }
-        let id = self.queue_named(&queue);
-        let queue = &mut self.queues[id.0 as usize];
-        match weight {
-            Some(weight) => queue.overrides.insert(key.clone(), weight),
-            None => queue.overrides.remove(&key),
-        };
-        for ix in queue.lanes.values() {
-            let places = &mut self.lanes[ix.0].places;
-            if let Some(key) = places.keys().find(&key) {
-                places.set_weight(key, None, weight);
-                self.dirty_lanes.insert(*ix);
-            }
-        }
-        self.batch.changes.push(Change::Override { queue: id, key, weight });
-        self.answer_after_commit(request, Answer::WeightSet, effects);
     }
 }

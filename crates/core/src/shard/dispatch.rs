@@ -1,7 +1,7 @@
 //! Starting tasks. A free slot goes to one of its worker's queues by the worker's weights; within the
 //! queue to the first priority that has something to start; within the priority to the lane whose turn
-//! it is; within the lane to the lowest level. Admission (classes, limits) will narrow which lanes are
-//! candidates, in [`Shard::startable`].
+//! it is; within the lane to the lowest level. Which lanes are candidates is a matter of admission (`admit`):
+//! classes that are full are left out, and runs may have to make room.
 //!
 //! Between steps no worker has a free slot while a queue it serves could start something.
 
@@ -17,7 +17,7 @@ use crate::life::Outcome;
 use crate::messages::{Effect, Run};
 use crate::names::{Class, Fence, QueueId, QueueName, WorkerId};
 use crate::refusal::Refusal;
-use crate::workers::LiveRun;
+use crate::workers::{LiveRun, Worker};
 
 /// What a queue's loop does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,8 @@ pub enum LoopState {
     Running,
     /// All that may start has started, and slots are free: it sleeps until something is due or comes.
     Scheduled,
-    /// Every slot is taken, or there is none: it sleeps until one becomes free, whatever comes.
+    /// Every slot is taken, or there is none, and nothing that runs makes room: it sleeps until a slot becomes free,
+    /// whatever comes.
     Saturated,
 }
 
@@ -58,11 +59,17 @@ impl Shard {
         }
         let served: Vec<(QueueId, Weight)> =
             queues.into_iter().map(|(name, weight)| (self.queue_named(&name), weight)).collect();
-        self.leave_queues(id);
+        self.withdraw_offer(id);
         let worker = self.workers.entry(id).or_default();
+        let before = std::mem::replace(&mut worker.queues, served);
         worker.slots = slots;
-        worker.turns.retain(|queue| served.iter().any(|(id, _)| *id == queue));
-        worker.queues = served;
+        let Worker { turns, queues, .. } = worker;
+        turns.retain(|queue| queues.iter().any(|(id, _)| *id == queue));
+        let served = worker.queues.clone();
+        self.count_offer(id);
+        for (queue, _) in before.into_iter().chain(served) {
+            self.slots_changed(queue);
+        }
         self.note_free(id);
     }
 
@@ -130,17 +137,18 @@ impl Shard {
         }
     }
 
-    /// Has a queue looked at, if a worker could take something of it. Where every slot is taken, one that becomes
-    /// free is what wakes it: an enqueue can change nothing.
+    /// Has a queue looked at, if a worker could take something of it, or could make room for it. Where every slot is
+    /// taken and nothing makes room, a slot that becomes free is what wakes it: an enqueue can change nothing.
     pub(super) fn wake(&mut self, queue: QueueId) {
-        if !self.queues[queue.0 as usize].free.is_empty() {
+        let of = &self.queues[queue.0 as usize];
+        if !of.free.is_empty() || !of.yielding.is_empty() {
             self.ready.insert(queue);
         }
     }
 
-    /// It is looked at with the next fact.
+    /// It is looked at with the next fact, or when the alarm is heard that is set for its rate.
     pub(crate) fn is_ready(&self, queue: QueueId) -> bool {
-        self.ready.contains(&queue)
+        self.ready.contains(&queue) || self.queues[queue.0 as usize].rate_armed
     }
 
     /// How many times a queue was looked at for something to start.
@@ -156,7 +164,7 @@ impl Shard {
         let waiting = totals.unfinished().saturating_sub(queue.running + totals.scheduled);
         if totals.unfinished() == 0 {
             LoopState::Idle
-        } else if queue.free.is_empty() {
+        } else if queue.free.is_empty() && queue.yielding.is_empty() {
             LoopState::Saturated
         } else if waiting > 0 && !self.settings_of(id).paused {
             LoopState::Running
@@ -177,15 +185,23 @@ impl Shard {
         }
         while let Some(queue) = self.ready.pop_first() {
             self.looks += 1;
-            while self.startable(queue).is_some() {
-                let Some(worker) = self.next_free(queue) else { break };
-                self.start_one(worker, effects);
+            loop {
+                if self.startable(queue).is_none() {
+                    if !self.give_up_for_blocked(queue, effects) {
+                        break;
+                    }
+                } else if let Some(worker) = self.next_free(queue) {
+                    self.start_one(worker, effects);
+                } else if !self.make_room(queue, effects) {
+                    break;
+                }
             }
+            self.arm_rate(queue);
         }
     }
 
     /// The free worker after the one that was given a task last.
-    fn next_free(&mut self, queue: QueueId) -> Option<WorkerId> {
+    pub(super) fn next_free(&mut self, queue: QueueId) -> Option<WorkerId> {
         let queue = &mut self.queues[queue.0 as usize];
         let after = (std::ops::Bound::Excluded(queue.last_worker), std::ops::Bound::Unbounded);
         let next = queue.free.range(after).next().or_else(|| queue.free.first()).copied()?;
@@ -197,12 +213,15 @@ impl Shard {
     /// been read yet, or whose rows are on their way from a shelf, may hold a task that goes first, so lower
     /// priorities wait for it.
     pub(crate) fn startable(&self, queue: QueueId) -> Option<LaneIx> {
-        if self.settings_of(queue).paused {
-            return None;
-        }
+        self.next_start(queue).map(|(lane, _)| lane)
+    }
+
+    /// The same among the lanes whose first task needs a class below this one.
+    pub(super) fn first_lane(&self, queue: QueueId, below: usize) -> Option<LaneIx> {
         let queue = &self.queues[queue.0 as usize];
         for (&priority, turns) in &queue.turns {
             let lanes = queue.lanes.range((priority, Class(0))..=(priority, Class(u8::MAX)));
+            let lanes = lanes.filter(|(_, ix)| !self.is_left_out(**ix, below));
             let window = |ix: &LaneIx| &self.lanes[ix.0].window;
             let has = |ix: LaneIx| !window(&ix).waiting().is_empty();
             let waiting = lanes.clone().filter(|(_, ix)| has(**ix) && !self.is_held_up(**ix));
@@ -236,16 +255,18 @@ impl Shard {
             }
         }
         let Some((_, queue)) = next else { return false };
-        let Some(ix) = self.startable(queue) else { return false };
+        let Some((ix, moves)) = self.next_start(queue) else { return false };
         if self.park_first(ix) || self.expire_first(ix, effects) {
             return true;
         }
+        self.give_up_classes(queue, &moves, effects);
+        let fence = self.next_fence();
         let lane = &mut self.lanes[ix.0];
         let weights = lane.places.waiting_weights();
         let Some((level, entry)) = lane.start_first() else { return false };
         let key = lane.places.keys().get(entry.key).key.clone();
-        let fence = Fence { epoch: self.epoch, dispatch: self.next_dispatch, nonce: self.nonce };
-        self.next_dispatch += 1;
+        let (class, limit_ms, default) = self.class_to_start(queue, entry.max_duration_ms());
+        let lane = &self.lanes[ix.0];
         let run = Run {
             task: entry.task,
             lane: lane.id,
@@ -258,6 +279,7 @@ impl Shard {
             terms: entry.terms,
             fence,
             started: self.now,
+            limit_ms,
         };
         let lane = lane.id;
         self.made_room(lane, &run.key);
@@ -275,11 +297,20 @@ impl Shard {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.charge(queue, cost);
         }
-        let live = LiveRun { run: run.clone(), worker: id, in_lane: Some(entry.key), cancel: false };
+        let live = LiveRun { class, default, ..LiveRun::new(run.clone(), id, Some(entry.key)) };
         self.runs.insert(entry.task, live);
+        self.take_rate(queue, &run.key, run.charge.cost);
+        self.begin_holding(entry.task);
         let work = self.payloads.take(entry.task);
         effects.push(Effect::Start { worker: id, run, work });
         true
+    }
+
+    /// The fence of the run that is started next.
+    pub(super) fn next_fence(&mut self) -> Fence {
+        let fence = Fence { epoch: self.epoch, dispatch: self.next_dispatch, nonce: self.nonce };
+        self.next_dispatch += 1;
+        fence
     }
 
     /// If it is too late to start the task that goes next, it has ended. Its timer may not have come yet.

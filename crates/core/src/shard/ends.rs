@@ -8,14 +8,16 @@ use std::sync::Arc;
 use super::reads::Waiter;
 use super::timing::{Over, Placing};
 use super::{Alarm, HeldEnd, LaneIx, Shard};
+use crate::admission::classes;
+use crate::admission::rate::Bucket;
 use crate::backlog::{Charge, Cost, Entry, Level, Pass};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{
-    Change, EndRecord, MemberRecord, Place, Row, Settings, SettingsRecord, Task, Timed, Try,
+    AfterDowngrade, Change, EndRecord, MemberRecord, Place, Row, Settings, SettingsRecord, Task, Timed, Try,
 };
 use crate::life::{self, End, Ending, Event, Next, Outcome, State, Tries};
-use crate::messages::{Answer, Effect, NewTask, Run};
+use crate::messages::{Answer, Effect, NewTask, Run, Why};
 use crate::names::{Fence, Key, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
 use crate::refusal::{Kind, Refusal};
 use crate::timers::moment;
@@ -34,6 +36,11 @@ impl Shard {
         self.reported.forget(worker);
         for run in running {
             let (task, fence) = (run.task, run.fence);
+            if task.is_interactive() && !self.runs.contains_key(&task) {
+                // It was another owner's, or is being halted: nobody waits for what it says.
+                effects.push(Effect::Stop { worker, task, fence });
+                continue;
+            }
             let known = |live: &LiveRun| (live.worker, live.run.fence) == (worker, fence);
             if self.runs.get(&task).is_some_and(known) {
                 continue;
@@ -72,10 +79,15 @@ impl Shard {
             }
             // Of two runs of a task the newer one counts.
             let task = run.task;
+            let old = live.clone();
             live.run = run;
             live.worker = worker;
+            (live.overdue_at, live.halt_at) = (None, None);
+            self.cease_holding(&old);
             self.free_slot(other);
             self.hold_slot(worker);
+            self.classify(task);
+            self.begin_holding(task);
             self.condemn(other, task, fence, true, effects);
             return true;
         }
@@ -98,8 +110,10 @@ impl Shard {
         self.queues[run.lane.queue.0 as usize].running += 1;
         self.hold_slot(worker);
         self.payloads.take(run.task);
-        let cancel = self.canceling.contains(&run.task);
-        self.runs.insert(run.task, LiveRun { run, worker, in_lane, cancel });
+        let (task, cancel) = (run.task, self.canceling.contains(&run.task));
+        self.runs.insert(task, LiveRun { cancel, ..LiveRun::new(run, worker, in_lane) });
+        self.classify(task);
+        self.begin_holding(task);
         self.hungry.insert(ix);
         true
     }
@@ -188,7 +202,10 @@ impl Shard {
         let settings = self.settings_of(lane.queue);
         let backoff = row.terms.as_ref().and_then(|terms| terms.backoff).unwrap_or(settings.backoff);
         let asked = ending.retry_after_ms.map(|ms| ms.min(bounds::BACKOFF_MS));
-        let wait_ms = asked.unwrap_or_else(|| backoff.wait_ms(row.task, row.attempt));
+        let mut wait_ms = asked.unwrap_or_else(|| backoff.wait_ms(row.task, row.attempt));
+        if tried.end == End::Downgraded {
+            wait_ms = 0; // it is not its fault
+        }
         let due = self.now.plus(wait_ms);
         let expires = row.expires();
         let tries = Tries {
@@ -197,6 +214,7 @@ impl Shard {
             lost: row.lost,
             max_lost: settings.max_lost,
             expires: expires.is_some_and(|expires| expires <= due),
+            requeue: settings.after_downgrade == AfterDowngrade::Requeue,
         };
         match life::after(state, event, tries) {
             Next::Retry => {
@@ -230,6 +248,12 @@ impl Shard {
     ) {
         self.reported.is_over(task, fence);
         let Some(live) = self.runs.get(&task).filter(|live| live.run.fence == fence) else { return };
+        let (queue, key, cost) = (live.run.lane.queue, live.run.key.clone(), live.run.charge.cost);
+        self.give_back_rate(queue, &key, cost);
+        if task.is_interactive() {
+            return self.end_interactive(task, Why::Lost, effects);
+        }
+        let Some(live) = self.runs.get(&task) else { return };
         match life::after(State::Running { canceled: live.cancel }, Event::Refused, NO_TRIES) {
             Next::Queue => {}
             // Canceled before it began.
@@ -274,6 +298,13 @@ impl Shard {
     /// until it is acknowledged, and reports to a new owner what it reported to the old one.
     pub(super) fn on_ended(&mut self, held: HeldEnd, effects: &mut Vec<Effect>) {
         let HeldEnd { worker, task, fence, .. } = held;
+        if task.is_interactive() {
+            // Nothing of it is saved, so nothing has to be.
+            if self.runs.get(&task).is_some_and(|live| live.run.fence == fence) {
+                self.end_interactive(task, self.why_over(task, held.end), effects);
+            }
+            return effects.push(Effect::Acknowledge { worker, task, fence });
+        }
         if !self.open {
             // A worker may well say it again before the gate opens.
             if self.held_ends.len() < bounds::HELD_ENDS {
@@ -302,15 +333,20 @@ impl Shard {
         let lost: Vec<TaskId> =
             self.runs.iter().filter(|(_, live)| live.worker == worker).map(|(&task, _)| task).collect();
         self.reported.forget(worker);
-        self.leave_queues(worker);
-        if let Some(worker) = self.workers.get_mut(&worker) {
+        self.withdraw_offer(worker);
+        let served = self.workers.get_mut(&worker).map(|worker| {
             worker.slots = 0;
+            std::mem::take(&mut worker.queues)
+        });
+        for (queue, _) in served.into_iter().flatten() {
+            self.slots_changed(queue);
         }
         for task in lost {
             // What it said before it was lost counts.
             let fence = self.runs.get(&task).map(|live| live.run.fence);
             let held = fence.and_then(|fence| self.held_ends.remove(&(task, fence)));
             match held {
+                _ if task.is_interactive() => self.end_interactive(task, Why::Lost, effects),
                 Some(held) => self.end_run(task, held.end, &held.ending, None, effects),
                 None => self.end_run(task, End::Lost, &Ending::default(), None, effects),
             }
@@ -342,13 +378,19 @@ impl Shard {
     }
 
     /// Takes a run out of the books and frees its slot.
-    fn take_run(&mut self, worker: WorkerId, task: TaskId, fence: Fence) -> Option<LiveRun> {
+    pub(super) fn take_run(&mut self, worker: WorkerId, task: TaskId, fence: Fence) -> Option<LiveRun> {
         let live = self.runs.get(&task)?;
         if live.run.fence != fence || live.worker != worker {
             return None;
         }
         let live = self.runs.remove(&task)?;
-        self.queues[live.run.lane.queue.0 as usize].running -= 1;
+        let queue = &mut self.queues[live.run.lane.queue.0 as usize];
+        if task.is_interactive() {
+            queue.interactive -= 1;
+        } else {
+            queue.running -= 1;
+        }
+        self.cease_holding(&live);
         if live.in_lane.is_none() {
             self.forget_aside_run(&live.run);
         }
@@ -385,9 +427,15 @@ impl Shard {
             self.take_run(worker, task, fence)
         };
         let Some(live) = taken else { return };
+        let (end, error) = self.judge(&live, end, ending);
         let run = &live.run;
         let from = live.in_lane.map_or(Place::Aside, |_| Place::Lane(run.level));
         if end != End::Lost {
+            let ran_ms = self.now.0.saturating_sub(run.started.0);
+            self.queues[run.lane.queue.0 as usize].took.learn(ran_ms, run.max_duration_ms());
+            if let Some(ix) = self.lane_of(run.lane) {
+                self.lanes[ix.0].took.learn(ran_ms, run.max_duration_ms());
+            }
             let started = Some(run.started);
             self.run_took(run.lane, &run.key, run.level.pass(), run.charge, started, ending);
         }
@@ -403,7 +451,7 @@ impl Shard {
             started: run.started,
             ended: self.now,
             end,
-            error: ending.error.clone(),
+            error,
         };
         let state = State::Running { canceled: live.cancel };
         self.after_run(state, Event::Ended(end), run.lane, row_of(run), from, tried, ending, effects);
@@ -415,6 +463,32 @@ impl Shard {
             } else {
                 self.after_commit(acknowledge, effects);
             }
+        }
+    }
+
+    /// How a run has ended that its worker says ended like this: whether its time was up is one thing, whether it had as
+    /// much as it was given at first is another.
+    fn judge(&self, live: &LiveRun, end: End, ending: &Ending) -> (End, Arc<str>) {
+        let end = if live.overdue && end == End::Failed { End::TimeUp } else { end };
+        let cut = live.cut.as_ref().filter(|_| live.default && end == End::TimeUp);
+        match cut {
+            Some(cut) => (End::Downgraded, cut.to_string().into()),
+            None => (end, ending.error.clone()),
+        }
+    }
+
+    /// Finds out which class a run holds that an earlier owner has started.
+    fn classify(&mut self, task: TaskId) {
+        let Some(live) = self.runs.get(&task) else { return };
+        let of = self.classes_of(live.run.lane.queue);
+        let default = !of.is_empty() && live.run.max_duration_ms() == 0;
+        let longest = of.len().saturating_sub(1);
+        let class = match live.run.limit_ms {
+            0 => longest,
+            limit_ms => classes::covering(of, limit_ms).unwrap_or(longest),
+        };
+        if let Some(live) = self.runs.get_mut(&task) {
+            (live.class, live.default) = (class, default);
         }
     }
 
@@ -529,6 +603,7 @@ impl Shard {
             lost: task.lost,
             max_lost: self.settings_of(task.lane.queue).max_lost,
             expires: false,
+            requeue: self.settings_of(task.lane.queue).after_downgrade == AfterDowngrade::Requeue,
         }
     }
 
@@ -597,7 +672,11 @@ impl Shard {
 
     pub(super) fn on_cancel(&mut self, request: RequestId, task: TaskId, effects: &mut Vec<Effect>) {
         let waiters = self.task_reads.get(&task).map_or(0, |read| read.waiters());
-        if task.0 >= self.next_seq {
+        if task.is_interactive() && self.runs.contains_key(&task) {
+            let fence = self.runs[&task].run.fence;
+            self.on_hangup(task, fence, effects);
+            effects.push(Effect::Answer { request, answer: Ok(Answer::Stopping) });
+        } else if task.0 >= self.next_seq {
             // Or a task that is accepted meanwhile could be taken for it.
             effects.push(Effect::Answer { request, answer: Err(no_such_task(task)) });
         } else if self.task_reads.len() + self.held_cancels.len() >= self.bounds.task_reads
@@ -657,7 +736,6 @@ impl Shard {
             // What the key's latest task asked for, if that is known: not what an old one did, nor an override.
             weight: asked.unwrap_or(task.charge.weight),
             priority: task.lane.priority,
-            class: task.lane.class,
             cost: task.charge.asked().cost,
             max_attempts: Some(task.max_attempts),
             backoff: terms.backoff,
@@ -666,12 +744,14 @@ impl Shard {
             attach_ms: 0,
             unique: None,
             expected_ms: terms.expected_ms,
-            max_duration_ms: task.max_duration_ms,
+            max_duration_ms: terms.max_duration_ms,
             content_type: task.content_type.clone(),
             payload: task.payload.clone(),
+            files: task.files.clone(),
         };
         let name = self.queues[task.lane.queue.0 as usize].record.name.clone();
-        if let Err(refusal) = self.has_room_for_tasks(&name, std::slice::from_ref(&new)) {
+        let fits = self.class_for(task.lane.queue, new.max_duration_ms);
+        if let Err(refusal) = fits.and_then(|_| self.has_room_for_tasks(&name, std::slice::from_ref(&new))) {
             effects.push(Effect::Answer { request, answer: Err(refusal) });
             return;
         }
@@ -702,7 +782,18 @@ impl Shard {
         let id = self.queue_named(&queue);
         let version = now + 1;
         let record = SettingsRecord { version, settings };
+        let before = self.settings_of(id).clone();
         self.queues[id.0 as usize].settings = Some(record.clone());
+        let after = &record.settings;
+        if before.classes != after.classes {
+            self.classes_changed(id);
+        }
+        if before.rate != after.rate {
+            self.queues[id.0 as usize].bucket = Some(Bucket::empty(self.now));
+        }
+        if (before.key_limit, before.key_rate) != (after.key_limit, after.key_rate) {
+            self.limits_changed(id);
+        }
         // It may be another number of their rows that has places ahead of time.
         self.returning.extend(self.parked.keys().filter(|(lane, _)| lane.queue == id).cloned());
         self.wake(id);
@@ -736,6 +827,9 @@ impl Shard {
                         effects.push(Effect::Answer { request, answer: Err(Refusal::not_found(text)) });
                     }
                 }
+            }
+            Waiter::Shorten(request, max_duration_ms) => {
+                self.shorten_known(request, id, task, max_duration_ms, effects);
             }
             Waiter::Reported(fence) => self.on_verified(id, fence, task, effects),
             Waiter::Expire(at) => self.on_expiry(at, task, effects),
@@ -819,7 +913,7 @@ impl Shard {
     }
 
     /// A waiting task leaves where it waits: it was canceled, or had been served before this owner knew.
-    fn withdraw(&mut self, task: &Task, served: bool) {
+    pub(super) fn withdraw(&mut self, task: &Task, served: bool) {
         match task.place {
             Place::Lane(level) => {
                 let Some(ix) = self.lane_of(task.lane) else { return };
@@ -846,14 +940,14 @@ impl Shard {
 
 /// Of a task that nobody knows.
 pub(super) const NO_TRIES: Tries =
-    Tries { attempt: 1, max_attempts: 1, lost: 0, max_lost: 1, expires: false };
+    Tries { attempt: 1, max_attempts: 1, lost: 0, max_lost: 1, expires: false, requeue: false };
 
-fn no_such_task(task: TaskId) -> Refusal {
+pub(super) fn no_such_task(task: TaskId) -> Refusal {
     Refusal::not_found(format!("task {task} does not exist, or has ended"))
 }
 
 /// What waits again if a run did not end its task.
-fn row_of(run: &Run) -> Row {
+pub(super) fn row_of(run: &Run) -> Row {
     Row {
         level: run.level,
         task: run.task,

@@ -11,32 +11,44 @@
 //! is due, `reads` fills windows, `commits` makes it durable.
 
 mod accept;
+mod admit;
 mod commits;
 mod dispatch;
 mod ends;
+mod interactive;
+mod limits;
 mod parking;
 mod reads;
 mod reported;
+mod shorten;
 mod timing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::admission::chance::Chance;
+use crate::admission::cycle::Holders;
+use crate::admission::rate::Bucket;
 use crate::backlog::{Average, KeyState, Lane, Level, Turns, Weight};
 use crate::bounds::Bounds;
 use crate::canary::{Bug, Canary};
 use crate::change::{
-    Change, LaneRecord, Metadata, QueueRecord, RequestRecord, Settings, SettingsRecord, Task, Totals,
+    Change, LaneRecord, Metadata, Override, QueueRecord, RequestRecord, Settings, SettingsRecord, Task,
+    Totals,
 };
+use crate::estimate::Took;
 use crate::life::{End, Ending};
-use crate::messages::{Effect, Input, Run, Work};
+use crate::messages::{Effect, File, Input, Run, Work};
 use crate::names::{
     Class, CommitId, Epoch, Fence, Key, LaneId, LoadId, Millis, Priority, QueueId, QueueName, RequestId,
     RequestKey, Seat, TaskId, WorkerId,
 };
 use crate::timers::Timers;
 use crate::workers::{LiveRun, Worker};
+pub use admit::ClassView;
 use commits::Batch;
 pub use dispatch::LoopState;
+pub use limits::KeyHold;
+use limits::Keyed;
 use parking::Part;
 pub(crate) use parking::{Parked, ParkedKey};
 use reads::{LoadFor, TaskRead};
@@ -56,9 +68,24 @@ pub(crate) struct Queue {
     pub(crate) lanes: BTreeMap<(Priority, Class), LaneIx>,
     /// Whose turn it is among the lanes of a priority.
     pub(crate) turns: BTreeMap<Priority, Turns<Class>>,
-    pub(crate) overrides: BTreeMap<Key, Weight>,
-    /// Runs of its tasks.
+    pub(crate) overrides: BTreeMap<Key, Override>,
+    /// Who holds which class; None if it has no classes.
+    pub(crate) holders: Option<Box<Holders>>,
+    /// What its keys use; None if they have no limits.
+    pub(crate) keyed: Option<Box<Keyed>>,
+    /// What its rate lets start; None if nothing has since this owner began.
+    pub(crate) bucket: Option<Bucket>,
+    pub(crate) rate_armed: bool,
+    /// Runs of its tasks, interactive ones aside.
     pub(crate) running: u64,
+    /// Interactive runs.
+    pub(crate) interactive: u64,
+    /// How long its runs took of late.
+    pub(crate) took: Took,
+    /// Slots of the workers that serve it.
+    pub(crate) slots: u64,
+    /// Workers that serve it and run something that can make room.
+    pub(crate) yielding: BTreeSet<WorkerId>,
     /// Workers that serve it and have a free slot.
     pub(crate) free: BTreeSet<WorkerId>,
     /// The worker that was given a task last: the next one is, in turn, another.
@@ -82,6 +109,14 @@ pub(crate) enum Alarm {
     Forget(LaneIx),
     /// Forget requests that are older than we promise to remember them.
     ForgetRequests,
+    /// A queue may start something again, by its rate.
+    Rate(QueueId),
+    /// Some keys may.
+    KeyRates,
+    /// See whether a run's time is over.
+    Overdue(TaskId),
+    /// Halt an interactive run whose client was warned.
+    Halt(TaskId),
 }
 
 /// An end of which it is not known yet what it means: it came while the gate was shut, or its run is not one
@@ -110,6 +145,8 @@ pub struct Shard {
     reported: Reported,
     pub(crate) canary: Canary,
     seed: u64,
+    /// Decides among equals. Begins with the owner's nonce.
+    chance: Chance,
     now: Millis,
 
     pub(crate) queues: Vec<Queue>,
@@ -156,6 +193,8 @@ pub struct Shard {
     /// The last that was looked at.
     returned: Option<ParkedKey>,
     dirty_parked: BTreeSet<ParkedKey>,
+    /// Keys that are held by their rates, and until when.
+    rate_waits: BTreeSet<(Millis, QueueId, Key)>,
     /// Attached tasks: whether somebody watches them, and until when somebody did.
     watched: BTreeMap<TaskId, (bool, Millis)>,
     /// When this owner began. Nobody can have watched through it before.
@@ -186,8 +225,8 @@ pub struct Shard {
     hungry: BTreeSet<LaneIx>,
 }
 
-/// Payloads of tasks that have not started, up to a budget. Every task starts or is canceled in the end,
-/// and its payload leaves then.
+/// Payloads and files of tasks that have not started, up to a budget. Every task starts or is canceled in the
+/// end, and they leave then.
 #[derive(Clone, Debug, Default)]
 struct Payloads {
     bytes: usize,
@@ -212,7 +251,8 @@ impl Payloads {
     /// Bytes that keeping it costs: an empty payload is not free.
     fn weigh(work: &Work) -> usize {
         const KEEPING: usize = 96; // in a map, in an allocation of its own
-        KEEPING + work.payload.len()
+        const FILE: usize = 64; // in a list, with two allocations
+        KEEPING + work.files.len() * FILE + File::bytes_with(&work.payload, &work.files)
     }
 }
 
@@ -254,6 +294,7 @@ impl Shard {
             reported: Reported::default(),
             canary,
             seed,
+            chance: Chance::new(epoch.0),
             now: Millis(0),
             queues: Vec::new(),
             names: BTreeMap::new(),
@@ -284,6 +325,7 @@ impl Shard {
             returning: BTreeSet::new(),
             returned: None,
             dirty_parked: BTreeSet::new(),
+            rate_waits: BTreeSet::new(),
             watched: BTreeMap::new(),
             began: None,
             payloads: Payloads::default(),
@@ -320,9 +362,9 @@ impl Shard {
                 queue.settings = Some(record);
             }
         }
-        for (queue, key, weight) in metadata.overrides {
+        for (queue, key, over) in metadata.overrides {
             if let Some(queue) = self.queues.get_mut(queue.0 as usize) {
-                queue.overrides.insert(key, weight);
+                queue.overrides.insert(key, over);
             }
         }
         for (id, record) in metadata.lanes {
@@ -330,7 +372,8 @@ impl Shard {
         }
         for (lane, key, record) in metadata.keys {
             if let Some(&ix) = self.lane_index.get(&lane) {
-                let over = self.queues[lane.queue.0 as usize].overrides.get(&key).copied();
+                let over =
+                    self.queues[lane.queue.0 as usize].overrides.get(&key).and_then(|over| over.weight);
                 self.lanes[ix.0].places.restore_key(&key, &record, over);
             }
         }
@@ -350,19 +393,15 @@ impl Shard {
             }
         }
         self.paused = metadata.paused.into_iter().collect();
-        for (queue, key) in &self.paused {
-            for ix in self.queues[queue.0 as usize].lanes.values() {
-                let places = &mut self.lanes[ix.0].places;
-                if let Some(key) = places.keys().find(key) {
-                    places.set_paused(key, true);
-                }
-            }
+        for (queue, key) in self.paused.clone() {
+            self.look_at_key(queue, &key);
         }
-        for (at, parked) in &self.parked {
-            let (lane, key) = at;
-            if let Some(ix) = self.lane_index.get(lane).filter(|_| !self.key_is_paused(lane.queue, key)) {
-                self.lanes[ix.0].places.to_come += parked.rows;
-            }
+        for queue in (0..self.queues.len() as u32).map(QueueId) {
+            self.classes_changed(queue);
+            self.limits_changed(queue);
+        }
+        for at in self.parked.keys().cloned().collect::<Vec<ParkedKey>>() {
+            self.recount(&at);
         }
         self.canceling = metadata.canceling.into_iter().collect();
         self.requests_by_age = metadata.requests.iter().map(|(key, record)| (record.until, *key)).collect();
@@ -378,14 +417,24 @@ impl Shard {
     pub fn step(&mut self, now: Millis, input: Input, effects: &mut Vec<Effect>) {
         self.now = self.now.max(now);
         self.timers.at(self.now);
-        self.began.get_or_insert(self.now);
+        if self.began.is_none() {
+            self.began = Some(self.now);
+            self.begin_rates();
+        }
         match input {
             Input::Enqueue { request, queue, tasks, once } => {
                 self.on_enqueue(request, queue, tasks, once, effects)
             }
-            Input::SetWeight { request, queue, key, weight } => {
-                self.on_set_weight(request, queue, key, weight, effects)
+            Input::SetKey { request, queue, key, change } => {
+                self.on_set_key(request, queue, key, change, effects)
             }
+            Input::Shorten { request, task, max_duration_ms } => {
+                self.on_shorten(request, task, max_duration_ms, effects);
+            }
+            Input::Interactive { request, queue, ask } => {
+                self.on_interactive(request, queue, ask, effects);
+            }
+            Input::Hangup { task, fence } => self.on_hangup(task, fence, effects),
             Input::Cancel { request, task } => self.on_cancel(request, task, effects),
             Input::Replay { request, task } => self.on_replay(request, task, effects),
             Input::Configure { request, queue, settings, version } => {
@@ -442,6 +491,7 @@ impl Shard {
     #[must_use]
     pub fn with_nonce(mut self, nonce: u64) -> Shard {
         self.nonce = if self.canary.is(Bug::FenceRepeats) { 0 } else { nonce };
+        self.chance = Chance::new(nonce);
         self
     }
 
@@ -458,6 +508,7 @@ impl Shard {
             scheduled: totals.scheduled,
             waiting: totals.unfinished().saturating_sub(queue.running + totals.scheduled),
             running: queue.running,
+            interactive: queue.interactive,
             totals,
         })
     }
@@ -484,6 +535,10 @@ impl Shard {
     #[must_use]
     pub fn with_defaults(mut self, defaults: Settings) -> Shard {
         self.defaults = defaults;
+        for queue in (0..self.queues.len() as u32).map(QueueId) {
+            self.classes_changed(queue);
+            self.limits_changed(queue);
+        }
         self
     }
 
@@ -589,7 +644,13 @@ impl Shard {
         }
     }
 
-    fn key_state(&self, lane: LaneIx, key: &Key) -> Option<&KeyState> {
+    /// Tasks of a queue that wait for their turn.
+    pub(crate) fn waiting_in(&self, id: QueueId) -> u64 {
+        let queue = &self.queues[id.0 as usize];
+        queue.record.totals.unfinished().saturating_sub(queue.running + queue.record.totals.scheduled)
+    }
+
+    pub(crate) fn key_state(&self, lane: LaneIx, key: &Key) -> Option<&KeyState> {
         let keys = self.lanes[lane.0].places.keys();
         keys.find(key).map(|ix| keys.get(ix))
     }
@@ -627,8 +688,8 @@ impl Shard {
     /// Tasks of a queue whose rows are set aside.
     pub(crate) fn aside_of(&self, queue: QueueId) -> u64 {
         let saved = self.aside.values().filter(|task| task.lane.queue == queue).count();
-        let live =
-            self.runs.values().filter(|live| live.in_lane.is_none() && live.run.lane.queue == queue).count();
+        let live = self.runs.values().filter(|live| live.in_lane.is_none() && live.run.lane.queue == queue);
+        let live = live.filter(|live| !live.run.task.is_interactive()).count();
         (saved + live) as u64
     }
 
@@ -656,10 +717,20 @@ impl Shard {
             lanes: BTreeMap::new(),
             turns: BTreeMap::new(),
             overrides: BTreeMap::new(),
+            holders: None,
+            keyed: None,
+            bucket: None,
+            rate_armed: false,
             running: 0,
+            interactive: 0,
+            took: Took::default(),
+            slots: 0,
+            yielding: BTreeSet::new(),
             free: BTreeSet::new(),
             last_worker: WorkerId(0),
         });
+        self.classes_changed(id);
+        self.limits_changed(id);
         id
     }
 
@@ -706,6 +777,10 @@ impl Shard {
                 Alarm::SetAside(ix) => self.on_aside_timer(ix),
                 Alarm::Forget(ix) => self.on_forget_timer(ix),
                 Alarm::ForgetRequests => self.on_requests_timer(),
+                Alarm::Rate(queue) => self.on_rate_alarm(queue),
+                Alarm::KeyRates => self.on_key_rates_alarm(),
+                Alarm::Overdue(task) => self.on_overdue(task, effects),
+                Alarm::Halt(task) => self.on_halt_alarm(task, effects),
             }
         }
     }
@@ -715,7 +790,11 @@ impl Shard {
         let alarm = self.alarms.first().map(|&(at, _)| at);
         let Some(at) = alarm.into_iter().chain(self.next_timer()).min() else { return };
         if self.wake.is_none_or(|wake| at < wake) {
-            debug_assert!(at > self.now, "a wake-up in the past would come again and again");
+            debug_assert!(
+                at > self.now,
+                "a wake-up in the past would come again and again: {:?}",
+                self.alarms.first()
+            );
             self.wake = Some(at);
             effects.push(Effect::Wake { at });
         }
@@ -729,8 +808,10 @@ pub struct Counts {
     pub scheduled: u64,
     /// Tasks that wait for their turn.
     pub waiting: u64,
-    /// Tasks that run.
+    /// Tasks that run, interactive ones aside.
     pub running: u64,
+    /// Interactive tasks that run.
+    pub interactive: u64,
     /// All it has had.
     pub totals: Totals,
 }
@@ -763,7 +844,7 @@ pub struct Held {
     pub runs: usize,
     /// Reads asked of the store.
     pub loads: usize,
-    /// Payload bytes.
+    /// Bytes of payloads and files.
     pub payload_bytes: usize,
     /// Commits in flight.
     pub batches: usize,

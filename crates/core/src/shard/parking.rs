@@ -1,6 +1,6 @@
 //! Rows that stand beside their lane, on a shelf of their key's own. There are two reasons:
 //!
-//! - The key may not run: it is paused. Such a key must not gain credit by waiting, nor fill the windows of its
+//! - The key is held: it is paused, or at a limit of its own (`limits`). Such a key must not gain credit by waiting, nor fill the windows of its
 //!   lanes, nor hold their ack levels back. Its rows leave their lanes as they are met there, and its new
 //!   tasks go to the shelf directly.
 //! - Its queue shares time, and enough of its rows have places already. Places are chosen as late as possible
@@ -9,7 +9,7 @@
 //! Rows come back in order, a bounded number at a time, at places chosen then; new ones go behind them until the
 //! shelf is empty. A task that is tried again does not: it goes ahead of its key's later tasks, as ever.
 //!
-//! What a row of a paused key was charged when it was placed is given back when no row of its key waits in
+//! What a row of a key that is held was charged when it was placed is given back when no row of its key waits in
 //! the lane any more ([`Places::parked`](crate::backlog)): the key then stands where its last task that ran has left
 //! it. If it may run again before that, nothing is given back, for its other rows stand where they stood.
 
@@ -31,6 +31,8 @@ use crate::refusal::Refusal;
 pub(crate) struct Parked {
     /// Rows on the shelf.
     pub(crate) rows: u64,
+    /// Those of them that count as to come to the lane.
+    pub(crate) to_come: u64,
     pub(crate) shelf: Shelf<Row>,
 }
 
@@ -53,7 +55,7 @@ impl Shard {
         // Rows of the first part may come at any time, behind all that there were.
         shelf.open_from = Some(Level::numbered(Part::First as u64, 1));
         self.returning.insert((lane, key.clone()));
-        self.parked.insert((lane, key), Parked { rows: record.rows, shelf });
+        self.parked.insert((lane, key), Parked { rows: record.rows, to_come: 0, shelf });
     }
 
     /// Whether this key is paused.
@@ -75,16 +77,19 @@ impl Shard {
     pub(super) fn is_parked(&self, lane: LaneId, key: &Key) -> bool {
         let shelved = || !self.parked.is_empty() && self.parked.contains_key(&(lane, key.clone()));
         let full = || !self.has_room_beside(lane, key) && self.parked.len() < bounds::SHELVES;
-        self.key_is_paused(lane.queue, key) || shelved() || full()
+        self.key_hold(lane.queue, key).is_some() || shelved() || full()
     }
 
     /// Whether one more row of this key may be given its place in the lane now.
     pub(crate) fn has_room_beside(&self, lane: LaneId, key: &Key) -> bool {
+        let state = self.lane_of(lane).and_then(|ix| self.key_state(ix, key));
+        if self.room_by_limit(lane.queue, key, state.map_or(0, |state| state.waiting)) == 0 {
+            return false;
+        }
         if self.settings_of(lane.queue).share == Share::Tasks || self.canary.is(Bug::PlacedAtOnce) {
             return true;
         }
-        let Some(places) = self.lane_of(lane).map(|ix| &self.lanes[ix.0].places) else { return true };
-        let Some(state) = places.keys().find(key).map(|ix| places.keys().get(ix)) else { return true };
+        let Some(state) = state else { return true };
         // As many as run may be needed next, at once.
         state.waiting < bounds::PLACED_AHEAD.max(state.rows - state.waiting)
     }
@@ -102,31 +107,12 @@ impl Shard {
             return;
         }
         let id = self.queue_named(&queue);
-        let before = if paused {
-            !self.paused.insert((id, key.clone()))
+        if paused {
+            self.paused.insert((id, key.clone()));
         } else {
-            self.paused.remove(&(id, key.clone()))
-        };
-        for ix in self.queues[id.0 as usize].lanes.values().copied().collect::<Vec<LaneIx>>() {
-            let at = (self.lanes[ix.0].id, key.clone());
-            let rows = self.parked.get(&at).map_or(0, |parked| parked.rows);
-            let places = &mut self.lanes[ix.0].places;
-            if before != paused {
-                places.to_come =
-                    if paused { places.to_come.saturating_sub(rows) } else { places.to_come + rows };
-            }
-            let none_to_come = places.to_come == 0;
-            if let Some(key) = places.keys().find(&key) {
-                places.set_paused(key, paused);
-                self.dirty_lanes.insert(ix);
-            }
-            if !paused && rows > 0 {
-                self.returning.insert(at);
-            }
-            if none_to_come {
-                self.forget_soon(ix); // keys may have been remembered only because of them
-            }
+            self.paused.remove(&(id, key.clone()));
         }
+        self.look_at_key(id, &key);
         self.batch.changes.push(Change::Paused { queue: id, key, paused });
         self.wake(id);
         self.answer_after_commit(request, Answer::KeyPaused(paused), effects);
@@ -149,16 +135,17 @@ impl Shard {
         if !self.parked.contains_key(&at) {
             self.restore_parked(lane, row.key.clone(), &ParkedRecord::default());
         }
-        let may_run = !self.key_is_paused(lane.queue, &row.key);
-        let ix = self.lane(lane);
-        self.lanes[ix.0].places.to_come += u64::from(may_run);
+        let paused = self.key_is_paused(lane.queue, &row.key);
+        self.lane(lane);
         if let Some(parked) = self.parked.get_mut(&at) {
             parked.rows += 1;
             parked.shelf.chosen(row.level, self.batch.id);
             self.batch.parked.push((at.clone(), row.level, row.clone()));
-            self.dirty_parked.insert(at);
+            self.dirty_parked.insert(at.clone());
         }
-        if !may_run {
+        self.recount(&at);
+        self.await_rate(lane.queue, &row.key, self.key_hold(lane.queue, &row.key));
+        if paused {
             self.payloads.take(row.task);
         }
         row
@@ -178,7 +165,7 @@ impl Shard {
         let lane = &mut self.lanes[ix.0];
         let Some((&level, entry)) = lane.window.waiting().first_key_value() else { return false };
         let state = lane.places.keys().get(entry.key);
-        if !state.paused {
+        if !state.held {
             return false;
         }
         let (at, id) = (entry.key, lane.id);
@@ -206,32 +193,31 @@ impl Shard {
         let lane = &self.lanes[ix.0];
         self.batch.parks >= self.bounds.moves_per_commit
             && lane.window.waiting().first_key_value().is_some_and(|(_, entry)| {
-                lane.places.keys().get(entry.key).paused || entry.expires_by(self.now)
+                lane.places.keys().get(entry.key).held || entry.expires_by(self.now)
             })
+    }
+
+    /// This batch has not seen so much parked and expired that others have to wait for the next.
+    pub(crate) fn moves_left(&self) -> bool {
+        self.batch.parks < self.bounds.moves_per_commit
     }
 
     /// A row leaves its key's shelf. An empty one is not needed.
     pub(super) fn unshelve(&mut self, lane: LaneId, key: &Key, level: Level) {
         let at = (lane, key.clone());
-        let may_run = !self.key_is_paused(lane.queue, key);
         let Some(parked) = self.parked.get_mut(&at) else { return };
         parked.rows = parked.rows.saturating_sub(1);
         parked.shelf.leave(level);
         if parked.rows == 0 {
+            let before = parked.to_come;
             self.parked.remove(&at);
             self.returning.remove(&at);
+            self.count_to_come(&at, before, 0);
         } else {
             self.returning.insert(at.clone()); // more of them may have to be read
+            self.recount(&at);
         }
         self.dirty_parked.insert(at);
-        if let Some(ix) = self.lane_of(lane).filter(|_| may_run) {
-            let places = &mut self.lanes[ix.0].places;
-            places.to_come = places.to_come.saturating_sub(1);
-            if places.to_come == 0 {
-                self.wake(lane.queue); // less urgent ones may have waited for it
-                self.forget_soon(ix);
-            }
-        }
     }
 
     /// A row of this key waits no more: another may have its place.
@@ -239,6 +225,7 @@ impl Shard {
         if !self.parked.is_empty() {
             let at = (lane, key.clone());
             if self.parked.contains_key(&at) {
+                self.recount(&at);
                 self.returning.insert(at);
             }
         }
@@ -254,7 +241,7 @@ impl Shard {
             && self.batch.returns < self.bounds.moves_per_commit
             && let Some(at) = self.next_returning()
         {
-            if self.key_is_paused(at.0.queue, &at.1) {
+            if self.key_hold(at.0.queue, &at.1).is_some() {
                 continue; // it is looked at again when it is not
             }
             while self.batch.returns < self.bounds.moves_per_commit
@@ -292,7 +279,7 @@ impl Shard {
     pub(crate) fn is_due_back(&self, at: &ParkedKey) -> bool {
         let at_hand = |parked: &Parked| !parked.shelf.window.waiting().is_empty();
         self.parked.get(at).is_some_and(at_hand)
-            && !self.key_is_paused(at.0.queue, &at.1)
+            && self.key_hold(at.0.queue, &at.1).is_none()
             && self.has_room_beside(at.0, &at.1)
     }
 

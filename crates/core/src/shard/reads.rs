@@ -25,6 +25,8 @@ pub(super) enum Waiter {
     /// Somebody who wants it canceled; nobody waits for the answer if an earlier owner was asked.
     Cancel(Option<RequestId>),
     Replay(RequestId),
+    /// Somebody who wants it to take no longer than this.
+    Shorten(RequestId, u64),
     LateEnd(HeldEnd),
     /// A run that was reported while the gate was shut.
     Reported(Fence),

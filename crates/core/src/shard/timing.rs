@@ -131,7 +131,7 @@ impl Shard {
     ) {
         let (parked, part) = match placing {
             Placing::New => (self.is_parked(lane, &row.key), Part::Last),
-            Placing::Again | Placing::Back => (self.key_is_paused(lane.queue, &row.key), Part::First),
+            Placing::Again | Placing::Back => (self.key_hold(lane.queue, &row.key).is_some(), Part::First),
         };
         if parked {
             self.park(lane, row, from, tried, part);
@@ -142,15 +142,22 @@ impl Shard {
 
     pub(super) fn place_row_now(
         &mut self,
-        lane_id: LaneId,
-        mut row: Row,
+        lane: LaneId,
+        row: Row,
         from: Place,
         tried: Option<Try>,
         placing: Placing,
     ) {
+        let row = self.enter_lane(lane, row, placing);
+        let to = Place::Lane(row.level);
+        self.batch.changes.push(Change::Moved { lane, from, to, row, tried });
+    }
+
+    /// Gives a row its place. The change that says so is the caller's.
+    pub(super) fn enter_lane(&mut self, lane_id: LaneId, mut row: Row, placing: Placing) -> Row {
         let ix: LaneIx = self.lane(lane_id);
         let commit = self.batch.id;
-        let over = self.queues[lane_id.queue.0 as usize].overrides.get(&row.key).copied();
+        let over = self.queues[lane_id.queue.0 as usize].overrides.get(&row.key).and_then(|over| over.weight);
         let places = &mut self.lanes[ix.0].places;
         let key = places.key(&row.key, row.charge.weight);
         places.set_weight(key, None, over);
@@ -176,9 +183,11 @@ impl Shard {
         self.next_seq += 1;
         lane.chosen(row.level, commit);
         self.batch.rows.push((ix, row.level, Entry::of(&row, key)));
-        let to = Place::Lane(row.level);
-        self.batch.changes.push(Change::Moved { lane: lane_id, from, to, row, tried });
+        if !self.parked.is_empty() {
+            self.recount(&(lane_id, row.key.clone()));
+        }
         self.dirty_lanes.insert(ix);
+        row
     }
 
     /// What a task of this key costs if it is placed now, and whether that is a time. One that does not say how long

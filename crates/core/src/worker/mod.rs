@@ -9,12 +9,12 @@
 //! number before it lists what runs, so a start that was on its way in an older session can no longer happen,
 //! and the owner may take what is not listed as never started.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::backlog::Weight;
 use crate::bounds;
 use crate::canary::{Bug, Canary};
-use crate::life::End;
+use crate::life::{End, Terms};
 use crate::messages::Run;
 use crate::names::{Epoch, Fence, Incarnation, Life, Millis, QueueName, Seat, StoreId, TaskId, WorkerSetId};
 use crate::owner::health::Thresholds;
@@ -71,6 +71,17 @@ pub enum Down {
         task: TaskId,
         /// The run.
         fence: Fence,
+    },
+    /// A run has less time than it was told.
+    Limit {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// How long it may take from its start, in milliseconds.
+        limit_ms: u64,
+        /// How long its task says that it may take, in milliseconds; 0 if it does not say.
+        max_duration_ms: u64,
     },
     /// The end of a run is durable.
     Acknowledge {
@@ -167,6 +178,15 @@ pub enum Effect {
         /// The run.
         fence: Fence,
     },
+    /// A run has this much time from its start.
+    Limit {
+        /// The task.
+        task: TaskId,
+        /// The run.
+        fence: Fence,
+        /// In milliseconds.
+        limit_ms: u64,
+    },
     /// The end of a run is durable: forget it.
     Forget {
         /// The task.
@@ -236,6 +256,10 @@ pub struct Worker {
     last_start: u64,
     beat_at: Millis,
     running: BTreeMap<TaskId, Run>,
+    /// Interactive ones of them that it was told to stop: their slots are given to others before they are gone.
+    stopping: BTreeSet<TaskId>,
+    /// Runs that wait until such a one is gone. They count as running.
+    held_up: VecDeque<TaskId>,
     /// Ends that are not acknowledged, and when they were last said.
     ended: BTreeMap<(TaskId, Fence), (Run, End, Millis)>,
     /// Runs that the hello named, and that were not started after all.
@@ -278,6 +302,8 @@ impl Worker {
             last_start: 0,
             beat_at: Millis(0),
             running: BTreeMap::new(),
+            stopping: BTreeSet::new(),
+            held_up: VecDeque::new(),
             ended: BTreeMap::new(),
             misnamed: Vec::new(),
             killing: false,
@@ -353,6 +379,11 @@ impl Worker {
     /// What runs.
     pub fn running(&self) -> impl Iterator<Item = &Run> {
         self.running.values()
+    }
+
+    /// A run waits until one that was told to stop is gone.
+    pub fn holds_up(&self, task: TaskId) -> bool {
+        self.held_up.contains(&task)
     }
 
     /// What ended and is not acknowledged.
@@ -444,10 +475,9 @@ impl Worker {
                 }
             }
             (Down::Drain, Phase::In) => self.on_drain(effects),
-            (Down::Stop { task, fence }, Phase::In) => {
-                if self.running.get(&task).is_some_and(|run| run.fence == fence) {
-                    effects.push(Effect::Stop { task, fence });
-                }
+            (Down::Stop { task, fence }, Phase::In) => self.on_stop(task, fence, effects),
+            (Down::Limit { task, fence, limit_ms, max_duration_ms }, Phase::In) => {
+                self.on_limit(task, fence, limit_ms, max_duration_ms, effects);
             }
             (Down::Acknowledge { task, fence }, Phase::In) => {
                 if self.ended.remove(&(task, fence)).is_some() {
@@ -466,6 +496,7 @@ impl Worker {
                 | Down::Start { .. }
                 | Down::Drain
                 | Down::Stop { .. }
+                | Down::Limit { .. }
                 | Down::Acknowledge { .. }
                 | Down::Absence { .. }
                 | Down::Die { .. },
@@ -540,9 +571,64 @@ impl Worker {
         let careless = self.canary.is(Bug::StartAfterLease);
         if (careless || fresh && leased) && !self.draining && !self.running.contains_key(&task) {
             self.running.insert(task, run.clone());
-            effects.push(Effect::Start { run });
+            if self.is_full() {
+                self.held_up.push_back(task);
+            } else {
+                effects.push(Effect::Start { run });
+            }
         } else {
             effects.push(Effect::Refuse { task, fence });
+        }
+    }
+
+    /// As many run as there are slots, and one of them is about to go.
+    fn is_full(&self) -> bool {
+        let begun = self.running.len() - self.held_up.len() - 1;
+        !self.stopping.is_empty() && begun >= self.offer.slots as usize
+    }
+
+    fn on_stop(&mut self, task: TaskId, fence: Fence, effects: &mut Vec<Effect>) {
+        if self.running.get(&task).is_none_or(|run| run.fence != fence) {
+            return;
+        }
+        if let Some(at) = self.held_up.iter().position(|held| *held == task) {
+            self.held_up.remove(at);
+            self.running.remove(&task);
+            return effects.push(Effect::Refuse { task, fence });
+        }
+        if task.is_interactive() {
+            self.stopping.insert(task);
+        }
+        effects.push(Effect::Stop { task, fence });
+    }
+
+    fn on_limit(
+        &mut self,
+        task: TaskId,
+        fence: Fence,
+        limit_ms: u64,
+        max_duration_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(run) = self.running.get_mut(&task).filter(|run| run.fence == fence) else { return };
+        if run.limit_ms == limit_ms {
+            return; // said again
+        }
+        run.limit_ms = limit_ms;
+        if run.max_duration_ms() != max_duration_ms {
+            let terms = run.terms.as_deref().cloned().unwrap_or_default();
+            run.terms = Some(Terms { max_duration_ms, ..terms }.into());
+        }
+        effects.push(Effect::Limit { task, fence, limit_ms });
+    }
+
+    /// A run is gone: one that waited for that begins.
+    fn go_on(&mut self, task: TaskId, effects: &mut Vec<Effect>) {
+        self.stopping.remove(&task);
+        if let Some(next) = self.held_up.pop_front()
+            && let Some(run) = self.running.get(&next)
+        {
+            effects.push(Effect::Start { run: run.clone() });
         }
     }
 
@@ -552,7 +638,8 @@ impl Worker {
         let end = if self.killing { end } else { end.or(Some(End::Failed)) };
         // What ran for another store is nobody's business here.
         let end = end.filter(|_| !(self.killing && self.store.is_none()));
-        if self.running.get(&task).is_some_and(|run| run.fence == fence)
+        let ended = self.running.get(&task).is_some_and(|run| run.fence == fence);
+        if ended
             && let Some(run) = self.running.remove(&task)
             && let Some(end) = end
         {
@@ -562,12 +649,16 @@ impl Worker {
                 effects.push(Effect::Ended { run, end });
             }
         }
+        if ended {
+            self.go_on(task, effects);
+        }
         self.look_at_killed();
     }
 
     fn on_not_started(&mut self, task: TaskId, fence: Fence, effects: &mut Vec<Effect>) {
         if self.running.get(&task).is_some_and(|run| run.fence == fence) {
             self.running.remove(&task);
+            self.go_on(task, effects);
             match self.phase {
                 // The next hello does not name it.
                 Phase::Away => {}
@@ -650,6 +741,11 @@ impl Worker {
         }
         self.answered_at = None;
         self.lease = None;
+        // What has not begun need not be killed.
+        for task in self.held_up.drain(..) {
+            self.running.remove(&task);
+        }
+        self.stopping.clear();
         self.killed |= !self.running.is_empty();
         // Whoever was with it may be gone by the time it is back.
         self.set = None;

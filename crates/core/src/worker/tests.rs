@@ -22,6 +22,7 @@ fn run(task: u64, dispatch: u64) -> Run {
         terms: None,
         fence: Fence { epoch: EPOCH, dispatch, nonce: 0 },
         started: Millis(0),
+        limit_ms: 0,
     }
 }
 

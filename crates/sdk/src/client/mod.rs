@@ -3,8 +3,10 @@
 //! has a request id for that, so that it happens once however often it is sent.
 //!
 //! In reading order: `task` (what is submitted), this module (the calls), `watch` (streams that outlive a
-//! connection), `many` (changes of many tasks, step by step), `batch` (many callers, few calls).
+//! connection), `many` (changes of many tasks, step by step), `batch` (many callers, few calls), `attach` (interactive
+//! tasks).
 
+mod attach;
 mod batch;
 mod many;
 mod task;
@@ -24,10 +26,12 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status, Streaming};
 
+pub use attach::{Attach, AttachInput, AttachOutput, Attached, Heard};
 pub use batch::{Batcher, Batching, Receipt};
+pub use evenhand_core::admission::Limit;
 pub use many::{Changed, Changing};
-pub use task::{Filter, NewTask, QueueSettings, Retries};
-pub use v1::{Share, Task, TaskState, Try};
+pub use task::{Filter, KeySettings, NewTask, QueueSettings, Rate, Retries};
+pub use v1::{AfterDowngrade, Share, Task, TaskState, Try};
 pub use watch::Watch;
 
 type Grpc = ClientClient<Channel>;
@@ -80,6 +84,8 @@ pub struct Payload {
 #[derive(Clone, Debug)]
 pub struct Client {
     grpc: Grpc,
+    /// For connections that are not shared.
+    endpoint: Endpoint,
     patience: Duration,
 }
 
@@ -91,11 +97,12 @@ impl Client {
             let what = "is used outside of a tokio runtime; use evenhand::blocking::Client there";
             return Err(Refusal::invalid("client", what));
         }
-        let channel = endpoint(server)?.connect_lazy();
+        let endpoint = endpoint(server)?;
+        let channel = endpoint.connect_lazy();
         let grpc = ClientClient::new(channel)
             .max_decoding_message_size(MESSAGE_BYTES)
             .max_encoding_message_size(MESSAGE_BYTES);
-        Ok(Client { grpc, patience: PATIENCE })
+        Ok(Client { grpc, endpoint, patience: PATIENCE })
     }
 
     /// How long a call may take, with all its tries; 30 s if nobody says. Zero: one try, of at most 10 s.
@@ -138,7 +145,8 @@ impl Client {
         let bytes = request.encoded_len();
         if bytes > MESSAGE_BYTES {
             let most = bounds::PAYLOAD_BYTES_PER_ENQUEUE;
-            let what = format!("are {bytes} bytes; send at most {most} bytes of payload in one call");
+            let what =
+                format!("are {bytes} bytes; send at most {most} bytes of payloads and files in one call");
             return Err(Refusal::too_large("tasks", what));
         }
         let client = self.clone().patience(self.patience.min(ENQUEUE));
@@ -158,6 +166,13 @@ impl Client {
         let request = v1::GetRequest { id: id.into() };
         let answer = self.call(request, async |mut grpc, request| grpc.payload(request).await).await?;
         Ok(Payload { bytes: answer.payload, content_type: answer.content_type })
+    }
+
+    /// What is in a file that a task was submitted with, as long as it is remembered. [`Client::get`] says which there
+    /// are.
+    pub async fn file(&self, id: &str, name: &str) -> Result<Bytes, Refusal> {
+        let request = v1::FileRequest { id: id.into(), name: name.into() };
+        Ok(self.call(request, async |mut grpc, request| grpc.file(request).await).await?.content)
     }
 
     /// Waits until a task has ended, and says how. A server that is restarted meanwhile does not matter.
@@ -190,6 +205,15 @@ impl Client {
         let request = v1::CancelRequest { id: id.into() };
         let answer = self.call(request, async |mut grpc, request| grpc.cancel(request).await).await?;
         Ok(answer.stopping)
+    }
+
+    /// Gives a task less time, whether it waits or runs: so long may one run of it take from now on. Never more; who
+    /// wants that submits another task. A run that has taken longer already is stopped.
+    pub async fn shorten(&self, id: &str, max_duration: Duration) -> Result<(), Refusal> {
+        let max_duration_ms = u64::try_from(max_duration.as_millis()).unwrap_or(u64::MAX);
+        let request = v1::ShortenRequest { id: id.into(), max_duration_ms };
+        // The same again is the same.
+        self.call(request, async |mut grpc, request| grpc.shorten(request).await).await.map(drop)
     }
 
     /// Cancels all tasks of a filter that have not ended, step by step: see [`Changing`]. The filter names a queue or a
@@ -308,29 +332,38 @@ impl Client {
 
     /// Gives a key of a queue a weight, whatever its tasks ask for: 0.001 to 1000, or 0 for what they ask for again.
     pub async fn set_key_weight(&self, queue: &str, key: &str, weight: f64) -> Result<(), Refusal> {
-        let thousandths = if weight == 0.0 { 0 } else { Weight::new(weight)?.thousandths() };
-        self.set_key(queue, key, Some(thousandths), None).await
+        self.set_key(queue, key, KeySettings::new().weight(Some(weight))).await
     }
 
     /// Pauses a key of a queue: its tasks wait. What runs goes on.
     pub async fn pause_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
-        self.set_key(queue, key, None, Some(true)).await
+        self.set_key(queue, key, KeySettings::new().paused(true)).await
     }
 
     /// Lets a paused key go on. It gets its share from then on, and not what it missed.
     pub async fn resume_key(&self, queue: &str, key: &str) -> Result<(), Refusal> {
-        self.set_key(queue, key, None, Some(false)).await
+        self.set_key(queue, key, KeySettings::new().paused(false)).await
     }
 
-    async fn set_key(
-        &self,
-        queue: &str,
-        key: &str,
-        weight_thousandths: Option<u32>,
-        paused: Option<bool>,
-    ) -> Result<(), Refusal> {
+    /// Changes what a key of a queue has of its own: its weight, its limit, its rate; and whether it is paused. What is not
+    /// named stays. The queue is made if it is new.
+    ///
+    /// ```no_run
+    /// # async fn example(client: evenhand::Client) -> Result<(), evenhand::Refusal> {
+    /// use evenhand::KeySettings;
+    ///
+    /// client.set_key("render", "acme", KeySettings::new().limit(Some(4))).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn set_key(&self, queue: &str, key: &str, settings: KeySettings) -> Result<(), Refusal> {
+        let KeySettings { weight, request } = settings;
+        let weight_thousandths = match weight {
+            Some(0.0) => Some(0),
+            Some(weight) => Some(Weight::new(weight)?.thousandths()),
+            None => None,
+        };
         let (queue, key) = (queue.into(), key.into());
-        let request = v1::SetKeyRequest { queue, key, weight_thousandths, paused };
+        let request = v1::SetKeyRequest { queue, key, weight_thousandths, ..request };
         // The same again is the same.
         self.tries(request, true, is_passing, async |mut grpc, request| grpc.set_key(request).await)
             .await

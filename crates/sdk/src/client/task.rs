@@ -7,7 +7,7 @@ use evenhand_api::{convert, v1};
 use evenhand_core::Refusal;
 use serde::Serialize;
 
-use super::{Share, TaskState};
+use super::{AfterDowngrade, Limit, Share, TaskState};
 
 /// A task to submit.
 ///
@@ -54,6 +54,19 @@ impl NewTask {
     /// What the payload is, as HTTP says it. Handed on to whoever runs the task; nothing else depends on it.
     pub fn content_type(mut self, content_type: impl Into<String>) -> NewTask {
         self.task.content_type = content_type.into();
+        self
+    }
+
+    /// Gives it an input file: a handler finds it in [`Run::files`](crate::Run::files), a command in the directory that it
+    /// works in. Each has a name of its own, without `/`. At most 64, each of at most 1 MiB, and 4 MiB together with the
+    /// payload.
+    ///
+    /// ```
+    /// # use evenhand::NewTask;
+    /// let task = NewTask::new("to pdf").file("page.html", "<p>hello").file("style.css", "p { color: red }");
+    /// ```
+    pub fn file(mut self, name: impl Into<String>, bytes: impl Into<Bytes>) -> NewTask {
+        self.task.files.push(v1::File { name: name.into(), content: bytes.into() });
         self
     }
 
@@ -131,6 +144,11 @@ impl NewTask {
         self.task.payload.len()
     }
 
+    /// Bytes of its payload and its files.
+    pub fn input_bytes(&self) -> usize {
+        self.payload_bytes() + self.task.files.iter().map(|file| file.content.len()).sum::<usize>()
+    }
+
     /// How long one run may take.
     pub fn max_duration(mut self, duration: Duration) -> NewTask {
         self.task.max_duration_ms = Some(ms(duration));
@@ -146,9 +164,11 @@ impl NewTask {
     }
 
     /// Says what a server would say of this task, whatever else it has: spares a call, or spoiling one for others.
-    pub(crate) fn check(&self) -> Result<(), Refusal> {
-        // Without the payload, which would be copied.
-        let task = convert::new_task(v1::NewTask { payload: Bytes::new(), ..self.task.clone() })?;
+    pub fn check(&self) -> Result<(), Refusal> {
+        convert::check_files(&self.task.files, self.payload_bytes())?;
+        // Without the payload and the files, which would be copied.
+        let (payload, files) = (Bytes::new(), Vec::new());
+        let task = convert::new_task(v1::NewTask { payload, files, ..self.task.clone() })?;
         task.check(self.payload_bytes())
     }
 }
@@ -272,10 +292,166 @@ impl QueueSettings {
         self
     }
 
+    /// Its duration classes, shortest first: how long a task may run, and how many runs may hold that class or a longer
+    /// one. Durations grow, limits do not, and the first limit is [`Limit::All`]. They replace those it had; none at all
+    /// removes them.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use evenhand::{Limit, QueueSettings};
+    ///
+    /// let seconds = Duration::from_secs;
+    /// let settings = QueueSettings::new().classes([
+    ///     (seconds(3), Limit::All),
+    ///     (seconds(10), Limit::Slots(8)),
+    ///     (seconds(30), Limit::Percent(25)),
+    /// ]);
+    /// ```
+    pub fn classes(mut self, classes: impl IntoIterator<Item = (Duration, Limit)>) -> QueueSettings {
+        let class = |(duration, limit): (Duration, Limit)| {
+            let limit = match limit {
+                Limit::All => v1::class_limit::Limit::All(true),
+                Limit::Slots(slots) => v1::class_limit::Limit::Slots(slots),
+                Limit::Percent(percent) => v1::class_limit::Limit::Percent(percent.into()),
+            };
+            v1::ClassLimit { duration_ms: ms(duration), limit: Some(limit) }
+        };
+        self.settings.classes = Some(v1::Classes { classes: classes.into_iter().map(class).collect() });
+        self
+    }
+
+    /// What happens to a task whose time was up after it had been downgraded: it fails, or is tried again at once.
+    pub fn after_downgrade(mut self, after: AfterDowngrade) -> QueueSettings {
+        self.settings.after_downgrade = Some(after.into());
+        self
+    }
+
+    /// How long the client of an interactive run is warned before it is halted, at most a minute. Zero: not at all.
+    pub fn interactive_grace(mut self, grace: Duration) -> QueueSettings {
+        self.settings.interactive_grace_ms = Some(ms(grace));
+        self
+    }
+
+    /// How many tasks of one key may run at once, unless the key has a limit of its own ([`KeySettings::limit`]). None:
+    /// as many as there are slots.
+    pub fn key_limit(mut self, limit: Option<u32>) -> QueueSettings {
+        self.settings.key_limit = Some(limit.unwrap_or(0));
+        self
+    }
+
+    /// How much of it may start in a second. None: as much as there is.
+    pub fn rate(mut self, rate: Option<Rate>) -> QueueSettings {
+        self.settings.rate = Some(Rate::or_none(rate));
+        self
+    }
+
+    /// How much of one key may start in a second, unless the key has a rate of its own ([`KeySettings::rate`]). None: as
+    /// much as there is.
+    pub fn key_rate(mut self, rate: Option<Rate>) -> QueueSettings {
+        self.settings.key_rate = Some(Rate::or_none(rate));
+        self
+    }
+
     /// Only if nobody has changed them since: the version as it was read ([`Client::queue`](crate::Client::queue)).
     /// Otherwise it is refused, as a conflict.
     pub fn if_version(mut self, version: u64) -> QueueSettings {
         self.version = Some(version);
+        self
+    }
+}
+
+/// How much may start in a second, of a queue ([`QueueSettings::rate`]) or of a key ([`KeySettings::rate`]).
+///
+/// ```
+/// use evenhand::Rate;
+///
+/// // Ten tasks a second, and thirty at once after a pause.
+/// let rate = Rate::per_second(10.0).burst(30.0);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    rate: v1::Rate,
+}
+
+impl Rate {
+    /// So many tasks a second, with at most three decimals: 0.001 to 1,000,000.
+    pub fn per_second(tasks: f64) -> Rate {
+        // What is no such number becomes one that is refused.
+        let per_second_thousandths = thousandths(tasks).unwrap_or(u64::MAX);
+        Rate { rate: v1::Rate { per_second_thousandths, ..v1::Rate::default() } }
+    }
+
+    /// So many at once after a pause, at least 1; as many as in a second, if nobody says.
+    pub fn burst(mut self, tasks: f64) -> Rate {
+        self.rate.burst_thousandths = Some(thousandths(tasks).unwrap_or(u64::MAX));
+        self
+    }
+
+    /// It counts what tasks cost instead: where time is shared, the seconds that they are expected to take.
+    pub fn of_cost(mut self) -> Rate {
+        self.rate.unit = v1::RateUnit::Cost.into();
+        self
+    }
+
+    fn or_none(rate: Option<Rate>) -> v1::Rate {
+        rate.map_or_else(v1::Rate::default, |rate| rate.rate)
+    }
+}
+
+impl From<v1::Rate> for Rate {
+    fn from(rate: v1::Rate) -> Rate {
+        Rate { rate }
+    }
+}
+
+/// A number above 0 in thousandths, if it is one.
+fn thousandths(number: f64) -> Option<u64> {
+    let thousandths = (number * 1e3).round();
+    (thousandths >= 1.0 && thousandths <= u64::MAX as f64).then_some(thousandths as u64)
+}
+
+/// What a key of a queue has of its own: what is to be changed, see [`Client::set_key`](crate::Client::set_key). What it
+/// does not say stays as it is.
+///
+/// ```
+/// use evenhand::{KeySettings, Rate};
+///
+/// let settings = KeySettings::new().weight(Some(2.0)).limit(Some(4)).rate(Some(Rate::per_second(10.0)));
+/// let as_its_queue_says = KeySettings::new().limit(None).rate(None);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KeySettings {
+    pub(super) weight: Option<f64>,
+    pub(super) request: v1::SetKeyRequest,
+}
+
+impl KeySettings {
+    /// Nothing said yet.
+    pub fn new() -> KeySettings {
+        KeySettings::default()
+    }
+
+    /// Its weight, whatever its tasks ask for: 0.001 to 1000. None: what they ask for.
+    pub fn weight(mut self, weight: Option<f64>) -> KeySettings {
+        self.weight = Some(weight.unwrap_or(0.0));
+        self
+    }
+
+    /// How many of its tasks may run at once, whatever its queue says. None: what its queue says.
+    pub fn limit(mut self, limit: Option<u32>) -> KeySettings {
+        self.request.limit = Some(limit.unwrap_or(0));
+        self
+    }
+
+    /// How much of it may start in a second, whatever its queue says. None: what its queue says.
+    pub fn rate(mut self, rate: Option<Rate>) -> KeySettings {
+        self.request.rate = Some(Rate::or_none(rate));
+        self
+    }
+
+    /// Whether it is paused: its tasks wait. What runs goes on.
+    pub fn paused(mut self, paused: bool) -> KeySettings {
+        self.request.paused = Some(paused);
         self
     }
 }
@@ -388,6 +564,34 @@ mod tests {
         let settings = QueueSettings::new().share(Share::Time).settings;
         assert_eq!((settings.share(), settings.paused), (Share::Time, None));
         assert_eq!(QueueSettings::new().settings.share, None);
+    }
+
+    #[test]
+    fn classes_limits_and_rates_are_told_as_the_wire_has_them() {
+        use v1::class_limit::Limit::{All, Percent, Slots};
+        let seconds = Duration::from_secs;
+        let settings = QueueSettings::new()
+            .classes([
+                (seconds(3), Limit::All),
+                (seconds(10), Limit::Slots(8)),
+                (seconds(30), Limit::Percent(25)),
+            ])
+            .key_limit(Some(4))
+            .rate(Some(Rate::per_second(1.5).burst(3.0)))
+            .key_rate(None)
+            .settings;
+        let classes = settings.classes.unwrap_or_default().classes;
+        let limits: Vec<_> = classes.iter().map(|class| (class.duration_ms, class.limit)).collect();
+        assert_eq!(limits, [(3_000, Some(All(true))), (10_000, Some(Slots(8))), (30_000, Some(Percent(25)))]);
+        let rate = settings.rate.unwrap_or_default();
+        assert_eq!((rate.per_second_thousandths, rate.burst_thousandths), (1_500, Some(3_000)));
+        assert_eq!((settings.key_limit, settings.key_rate), (Some(4), Some(v1::Rate::default())));
+        let none = QueueSettings::new().classes([]).key_limit(None).settings;
+        assert_eq!((none.classes, none.key_limit), (Some(v1::Classes::default()), Some(0)));
+        // A rate that is none must not become no rate.
+        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(convert::parse_rate(&Rate::per_second(wrong).rate).is_err(), "{wrong}");
+        }
     }
 
     #[test]

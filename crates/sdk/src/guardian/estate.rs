@@ -20,8 +20,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Between two complaints about processes that do not die.
 const COMPLAIN: Duration = Duration::from_secs(10);
 
-/// Kills all that a dead guardian left, and returns when nothing is left.
-pub(super) async fn kill_estate(guardian: Option<Pid>, hello: &Hello) {
+/// Kills all that a dead guardian left, and returns when nothing is left. The sessions are the guardian's, and those
+/// that its runs may lead.
+pub(super) async fn kill_estate(sessions: &[Pid], hello: &Hello) {
     let cgroups = hello.cgroups.as_ref().map(|base| Cgroups::at(OsStr::from_bytes(base).into()));
     let mut sweep = Sweep::new(&hello.marker);
     let mut ours = HashSet::new();
@@ -31,9 +32,9 @@ pub(super) async fn kill_estate(guardian: Option<Pid>, hello: &Hello) {
         let children = processes::own_children_asked();
         let seen = children.is_ok();
         for child in children.unwrap_or_default() {
-            // This process may have children of its own, which are none of the guardian's. The guardian leads
-            // a session, whose id means nothing else while anybody is in it.
-            let of_session = guardian.is_some() && processes::session_of(child) == guardian;
+            // This process may have children of its own, which are none of the guardian's. A session's id means
+            // nothing else while anybody is in it.
+            let of_session = processes::session_of(child).is_some_and(|of| sessions.contains(&of));
             // In the middle of its end a process has no environment any more, but it still has its group.
             let marked = || {
                 let marker = processes::marker_of(child).ok().flatten().or_else(|| cgroup::marker_of(child));

@@ -73,6 +73,8 @@ pub(super) struct Setup {
     pub(super) trampoline: Vec<Vec<u8>>,
     #[prost(bool, tag = "6")]
     pub(super) cgroups: bool,
+    #[prost(bytes = "vec", tag = "7")]
+    pub(super) work_dir: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -91,6 +93,25 @@ pub(super) struct Start {
     pub(super) grace_ms: u64,
     #[prost(uint64, tag = "7")]
     pub(super) stdout_limit: u64,
+    #[prost(bytes = "vec", optional, tag = "8")]
+    pub(super) dir: Option<Vec<u8>>,
+    /// With it come descriptors: see `streams`. There is no payload then, and no output is kept.
+    #[prost(message, optional, tag = "9")]
+    pub(super) interactive: Option<Interactive>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct Interactive {
+    /// One descriptor comes, of a terminal. Otherwise three: standard input, output and error.
+    #[prost(bool, tag = "1")]
+    pub(super) terminal: bool,
+}
+
+impl Interactive {
+    /// How many descriptors come with the order.
+    pub(super) fn descriptors(self) -> usize {
+        if self.terminal { 1 } else { 3 }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -264,6 +285,11 @@ pub(super) struct FrameReader<R> {
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     pub(super) fn new(pipe: R) -> Self {
         FrameReader { pipe, read: BytesMut::new() }
+    }
+
+    /// Where the frames come from.
+    pub(super) fn pipe(&mut self) -> &mut R {
+        &mut self.pipe
     }
 
     /// The next message; none at the end of the pipe.

@@ -4,7 +4,8 @@
 //! guardian dies, or stops while a lease runs out, the last one makes sure that nothing goes on running before
 //! anybody is told.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,16 +14,19 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::process::{Pid, set_child_subreaper};
-use tokio::io::AsyncWriteExt;
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::net::UnixStream;
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
+use super::dirs::Dirs;
 use super::estate::kill_estate;
 use super::frames::{
-    Deadline, End, FRAME_BYTES, Failure, FrameReader, Hello, KillAll, Order, Report, Setup, Shutdown, Start,
-    Stop, ToGuardian, ToWorker, Variable, encode,
+    Deadline, End, FRAME_BYTES, Failure, FrameReader, Hello, Interactive, KillAll, Order, Report, Setup,
+    Shutdown, Start, Stop, ToGuardian, ToWorker, Variable, encode,
 };
+use super::socket::{self, Parcel};
+use super::streams::{Streams, Terminal};
 use super::{
     Ended, Event, GuardianError, Instance, KillCause, Options, Outcome, Refusal, RunSpec, STDOUT_BYTES, Seat,
     boottime_ms, processes,
@@ -44,9 +48,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// dead.
 #[derive(Debug)]
 pub struct Guardian {
-    orders: mpsc::Sender<Bytes>,
+    orders: mpsc::Sender<Parcel>,
     shared: Arc<Shared>,
     pid: u32,
+    dirs: Dirs,
     /// Turns true when the process is gone and nothing runs.
     gone: watch::Receiver<bool>,
 }
@@ -61,8 +66,8 @@ struct Shared {
     shutdown: AtomicBool,
     /// The guardian speaks nonsense and must end.
     broken: Notify,
-    /// The runs that have started and not ended.
-    alive: Mutex<BTreeSet<u64>>,
+    /// The runs that have started and not ended, with their main processes.
+    alive: Mutex<BTreeMap<u64, Pid>>,
 }
 
 impl Guardian {
@@ -74,12 +79,14 @@ impl Guardian {
     ) -> Result<(Guardian, Instance, mpsc::Receiver<Event>), GuardianError> {
         let spawn = |source| GuardianError::Spawn { program: options.program.clone(), source };
         set_child_subreaper(Some(processes::own_pid())).map_err(|error| spawn(error.into()))?;
+        let (mut ours, theirs) = socket_pair().map_err(spawn)?;
         let mut command = Command::new(&options.program);
-        command.args(&options.args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(spawn)?;
-        let (Some(mut stdin), Some(stdout), Some(pid)) =
-            (child.stdin.take(), child.stdout.take(), child.id())
-        else {
+        command.args(&options.args).stdin(theirs).stdout(Stdio::piped());
+        let child = command.spawn();
+        // It holds the guardian's end of the socket.
+        drop(command);
+        let mut child = child.map_err(spawn)?;
+        let (Some(stdout), Some(pid)) = (child.stdout.take(), child.id()) else {
             return Err(GuardianError::Gone);
         };
         let mut reports = FrameReader::new(stdout);
@@ -87,7 +94,7 @@ impl Guardian {
         let setup = order(Order::Setup(setup(&options)))
             .ok_or_else(|| GuardianError::Setup("the arguments of the trampoline are too long".into()))?;
         let hello = timeout(patience, async {
-            stdin.write_all(&setup).await.map_err(|_| GuardianError::Gone)?;
+            socket::write(&mut ours, setup.into()).await.map_err(|_| GuardianError::Gone)?;
             hello(&mut reports).await
         });
         let hello = match hello.await {
@@ -106,10 +113,11 @@ impl Guardian {
         let (orders, ordered) = mpsc::channel(ORDERS);
         let (heard, events) = mpsc::channel(EVENTS);
         let (gone_sender, gone) = watch::channel(false);
-        tokio::spawn(write_orders(stdin, ordered));
+        let dirs = Dirs::new(&options.work_dir, &hello.marker);
+        tokio::spawn(write_orders(ours, ordered));
         tokio::spawn(read_reports(reports, shared.clone(), heard, gone.clone()));
         tokio::spawn(watch_over(child, shared.clone(), hello, gone_sender));
-        Ok((Guardian { orders, shared, pid, gone }, instance, events))
+        Ok((Guardian { orders, shared, pid, dirs, gone }, instance, events))
     }
 
     /// The guardian's process id.
@@ -117,9 +125,38 @@ impl Guardian {
         self.pid
     }
 
+    /// The directories of this life's runs. The guardian removes them when it ends.
+    pub(crate) fn dirs(&self) -> &Dirs {
+        &self.dirs
+    }
+
     /// Starts a run. It is answered by [`Event::Started`] and [`Event::Ended`], or by one of
     /// [`Event::Refused`] and [`Event::Ended`] alone.
     pub async fn run(&self, spec: RunSpec) -> Result<(), GuardianError> {
+        self.start_run(spec, None, Vec::new()).await
+    }
+
+    /// Starts an interactive run, with a terminal or with pipes. It is answered like any other, but its streams are
+    /// the caller's: nothing of them is in [`Event::Output`] and [`Event::Ended`], the payload is not used, and what a
+    /// command that could not be executed has to say stands in its standard error.
+    pub async fn attach(&self, spec: RunSpec, terminal: Option<&Terminal>) -> Result<Streams, GuardianError> {
+        let (id, what) = (spec.id, if terminal.is_some() { "terminal" } else { "pipes" });
+        let opened = Streams::open(terminal).map_err(|source| GuardianError::Streams { id, what, source })?;
+        let (streams, theirs) = opened;
+        let mut spec = RunSpec { payload: Bytes::new(), ..spec };
+        if let Some(Terminal { term, .. }) = terminal.filter(|terminal| !terminal.term.is_empty()) {
+            spec.env.push(("TERM".into(), term.into()));
+        }
+        self.start_run(spec, Some(Interactive { terminal: terminal.is_some() }), theirs).await?;
+        Ok(streams)
+    }
+
+    async fn start_run(
+        &self,
+        spec: RunSpec,
+        interactive: Option<Interactive>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), GuardianError> {
         let id = spec.id;
         let start = Start {
             id,
@@ -129,13 +166,15 @@ impl Guardian {
                 .into_iter()
                 .map(|(name, value)| Variable { name: name.into_vec(), value: value.into_vec() })
                 .collect(),
+            dir: spec.dir.map(|dir| dir.into_os_string().into_vec()),
             payload: spec.payload,
             deadline_ms: spec.deadline_ms,
             grace_ms: spec.grace_ms,
             stdout_limit: spec.stdout_limit.unwrap_or(STDOUT_BYTES) as u64,
+            interactive,
         };
         let frame = order(Order::Start(start)).ok_or(GuardianError::TooLarge { id, max: FRAME_BYTES })?;
-        self.write(frame).await
+        self.write(Parcel { frame, descriptors }).await
     }
 
     /// Ends a run: SIGTERM to its process group, and SIGKILL after the grace. One that is not there has
@@ -173,15 +212,22 @@ impl Guardian {
     }
 
     async fn send(&self, what: Order) -> Result<(), GuardianError> {
-        self.write(order(what).ok_or(GuardianError::Gone)?).await
+        self.write(order(what).ok_or(GuardianError::Gone)?.into()).await
     }
 
-    async fn write(&self, frame: Bytes) -> Result<(), GuardianError> {
+    async fn write(&self, parcel: Parcel) -> Result<(), GuardianError> {
         if *self.gone.borrow() {
             return Err(GuardianError::Gone);
         }
-        self.orders.send(frame).await.map_err(|_| GuardianError::Gone)
+        self.orders.send(parcel).await.map_err(|_| GuardianError::Gone)
     }
+}
+
+/// The way of orders: our end, and the guardian's.
+fn socket_pair() -> std::io::Result<(UnixStream, OwnedFd)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((UnixStream::from_std(ours)?, theirs.into()))
 }
 
 fn setup(options: &Options) -> Setup {
@@ -196,6 +242,7 @@ fn setup(options: &Options) -> Setup {
         lock_wait_ms: u64::try_from(options.lock_wait.as_millis()).unwrap_or(u64::MAX),
         trampoline: options.trampoline.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
         cgroups: options.cgroups,
+        work_dir: options.work_dir.as_os_str().as_bytes().to_vec(),
     }
 }
 
@@ -221,10 +268,10 @@ async fn hello(reports: &mut FrameReader<ChildStdout>) -> Result<Hello, Guardian
     }
 }
 
-/// Writes orders until there is nobody to give more, and closes the pipe: the guardian notices.
-async fn write_orders(mut pipe: ChildStdin, mut orders: mpsc::Receiver<Bytes>) {
-    while let Some(frame) = orders.recv().await {
-        if pipe.write_all(&frame).await.is_err() {
+/// Writes orders until there is nobody to give more, and closes the socket: the guardian notices.
+async fn write_orders(mut socket: UnixStream, mut orders: mpsc::Receiver<Parcel>) {
+    while let Some(parcel) = orders.recv().await {
+        if socket::write(&mut socket, parcel).await.is_err() {
             return;
         }
     }
@@ -264,7 +311,7 @@ async fn read_reports(
 }
 
 impl Shared {
-    fn alive(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+    fn alive(&self) -> MutexGuard<'_, BTreeMap<u64, Pid>> {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,7 +325,7 @@ impl Shared {
             }
             Report::Started(started) => {
                 let pid = Pid::from_raw(started.pid).ok_or("a run with process 0")?;
-                self.alive().insert(started.id);
+                self.alive().insert(started.id, pid);
                 Ok(Some(Event::Started { id: started.id, pid: processes::number(pid) }))
             }
             Report::Output(output) => {
@@ -335,7 +382,10 @@ async fn watch_over(mut child: Child, shared: Arc<Shared>, hello: Hello, gone: w
     };
     // One that ended in order has reaped everything first.
     if !(orderly && shared.shutdown.load(Ordering::Relaxed)) {
-        kill_estate(guardian, &hello).await;
+        // A run with a terminal leads a session of its own.
+        let mut sessions: Vec<Pid> = shared.alive().values().copied().collect();
+        sessions.extend(guardian);
+        kill_estate(&sessions, &hello).await;
     }
     gone.send_replace(true);
 }

@@ -5,22 +5,25 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::net::unix::pipe;
 use tokio::signal::unix::Signal;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::cgroup::Cgroups;
+use super::dirs::{self, Dirs};
 use super::frames::{End, FrameReader, Hello, Order, Refused, Report, Setup, Start, Started};
 use super::outbox::Outbox;
 use super::program::{Files, Last, read_order};
 use super::run::{Launch, Phase, Run};
 use super::seat::SeatLock;
+use super::socket::Orders;
 use super::{GuardianError, Instance, KillCause, Outcome, Refusal, boottime_ms, orphans, processes};
 
 /// How often the clock is looked at while something runs. Timers sleep while the machine does; leases do not.
@@ -45,6 +48,7 @@ pub(super) struct Keeper {
     files: Files,
     trampoline: Vec<OsString>,
     cgroups: Option<Cgroups>,
+    dirs: Dirs,
     outbox: Outbox,
     wake: Arc<Notify>,
 }
@@ -65,6 +69,10 @@ impl Keeper {
         let cgroups = setup.cgroups.then(Cgroups::find).flatten();
         let instance = lock.begin_life(cgroups.as_ref())?;
         let marker = format!("{}{}.", lock.marker()?, instance.life);
+        // Nothing of an earlier life runs any more, and no worker of it is there to place files.
+        let work_dir = Path::new(OsStr::from_bytes(&setup.work_dir));
+        dirs::sweep(work_dir, &lock.marker()?);
+        let dirs = Dirs::new(work_dir, &marker);
         outbox.report(Report::Hello(Hello {
             seat: instance.seat.clone(),
             token: instance.token,
@@ -83,6 +91,7 @@ impl Keeper {
             files,
             trampoline,
             cgroups,
+            dirs,
             outbox,
             wake: Arc::default(),
         };
@@ -90,11 +99,7 @@ impl Keeper {
     }
 
     /// Keeps runs until there is a reason to end.
-    pub(super) async fn keep(
-        &mut self,
-        orders: &mut FrameReader<pipe::Receiver>,
-        children: &mut Signal,
-    ) -> Last {
+    pub(super) async fn keep(&mut self, orders: &mut FrameReader<Orders>, children: &mut Signal) -> Last {
         let wake = self.wake.clone();
         let mut looked = Instant::now();
         let mut look = false;
@@ -110,7 +115,7 @@ impl Keeper {
                 () = wake.notified() => {}
                 order = read_order(orders), if self.outbox.room() => {
                     look = false;
-                    match order.and_then(|order| self.on_order(order)) {
+                    match order.and_then(|(order, descriptors)| self.on_order(order, descriptors)) {
                         Ok(()) => {}
                         Err(last) => return last,
                     }
@@ -120,7 +125,7 @@ impl Keeper {
         }
     }
 
-    fn on_order(&mut self, order: Order) -> Result<(), Last> {
+    fn on_order(&mut self, order: Order, descriptors: Vec<OwnedFd>) -> Result<(), Last> {
         let now_ms = boottime_ms();
         match order {
             Order::Setup(_) => return Err(Last::Nonsense("a second setup".into())),
@@ -142,12 +147,12 @@ impl Keeper {
                     run.deadline_ms = deadline.deadline_ms;
                 }
             }
-            Order::Start(start) => self.on_start(start),
+            Order::Start(start) => self.on_start(start, descriptors),
         }
         Ok(())
     }
 
-    fn on_start(&mut self, start: Start) {
+    fn on_start(&mut self, start: Start, descriptors: Vec<OwnedFd>) {
         let id = start.id;
         let refused = |why: Refusal| Report::Refused(Refused { id, why: why.into() });
         if self.runs.contains_key(&id) {
@@ -178,7 +183,7 @@ impl Keeper {
             outbox: &self.outbox,
             wake: &self.wake,
         };
-        match Run::start(start, launch) {
+        match Run::start(start, descriptors, launch) {
             Ok(run) => {
                 let pid = run.pid.as_raw_nonzero().get();
                 self.runs.insert(id, run);
@@ -253,6 +258,12 @@ impl Keeper {
             }
         }
         Duration::from_millis(wake_ms)
+    }
+
+    /// Removes what is left of its runs' directories, after all else: none of its processes is left, and its worker
+    /// places no more files.
+    pub(super) fn remove_dirs(self) -> JoinHandle<()> {
+        self.dirs.remove()
     }
 
     /// Kills and reaps everything, and returns only when nothing is left: the lock may not be freed before.

@@ -2,10 +2,10 @@
 //!
 //! The worker talks to the network, holds state and may crash; a run must not live on when it does, or the
 //! task would run twice. So the worker starts no task process itself. It starts a guardian (the same
-//! executable, [`main_of_guardian`]), tells it through a pipe what to run, and hears through another how runs
+//! executable, [`main_of_guardian`]), tells it through a socket what to run, and hears through a pipe how runs
 //! go. The two watch each other:
 //!
-//! - The worker dies: the guardian reads the end of its pipe, kills and reaps every run, frees the seat's
+//! - The worker dies: the guardian reads the end of its orders, kills and reaps every run, frees the seat's
 //!   lock, and says that the instance is dead.
 //! - The lease is over (the worker is cut off, stopped or slow): the guardian kills every run at once, by
 //!   itself, and starts nothing before a later lease arrives.
@@ -28,9 +28,12 @@
 //! | `keeper` | its loop between: orders, clocks, ends |
 //! | `orphans` | which of the guardian's children belong to which run |
 //! | `run` | one run: its processes and pipes |
+//! | `socket` | the way of orders, and of the descriptors that go with some |
+//! | `streams` | the streams of an interactive run, which pass the guardian by |
 //! | `outbox` | what waits to be read by the worker, bounded |
 //! | `trampoline` | the last steps before a task's command takes over |
 //! | `processes` | /proc, signals and reaping |
+//! | `dirs` | a directory for each run that has files |
 //! | `cgroup` | a control group for each run, where that is possible |
 //! | `seat` | the lock file: token, life |
 //!
@@ -39,6 +42,7 @@
 //! its run does not count as ended before it ends by itself.
 
 mod cgroup;
+mod dirs;
 mod estate;
 mod frames;
 mod handle;
@@ -49,6 +53,8 @@ mod processes;
 mod program;
 mod run;
 mod seat;
+mod socket;
+mod streams;
 mod trampoline;
 
 use std::ffi::OsString;
@@ -57,9 +63,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub(crate) use self::dirs::discard;
 pub use self::handle::Guardian;
 pub use self::program::main_of_guardian;
 pub(crate) use self::seat::SeatLock;
+pub use self::streams::{Inlet, Outlet, Streams, Terminal};
 pub use self::trampoline::trampoline;
 
 /// Bytes of a run's standard output that are kept, for a run that does not say.
@@ -84,6 +92,8 @@ pub struct Options {
     pub trampoline: Vec<OsString>,
     /// Where lock files are. It must be on this machine: a lock says nothing about another one.
     pub seat_dir: PathBuf,
+    /// Where the directories of runs are. On this machine, too.
+    pub work_dir: PathBuf,
     /// The seat to take.
     pub seat: Seat,
     /// How long to wait for a lock that is held. A worker that is started right after another one of its
@@ -123,6 +133,8 @@ pub struct RunSpec {
     pub command: Vec<OsString>,
     /// Added to the environment that the guardian has.
     pub env: Vec<(OsString, OsString)>,
+    /// Where it works; where the guardian does, if nothing is said.
+    pub dir: Option<PathBuf>,
     /// Written to the standard input, which is then closed.
     pub payload: Bytes,
     /// When it must be over, in milliseconds of [`boottime_ms`].
@@ -271,6 +283,16 @@ pub enum GuardianError {
         id: u64,
         /// The bound.
         max: usize,
+    },
+    /// The streams of an interactive run could not be made.
+    #[error("run {id} can have no {what}: {source}")]
+    Streams {
+        /// The run.
+        id: u64,
+        /// Pipes, or a terminal.
+        what: &'static str,
+        /// The system's word.
+        source: std::io::Error,
     },
     /// The guardian is gone.
     #[error("the guardian has ended; start a new one")]

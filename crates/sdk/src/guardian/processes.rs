@@ -161,9 +161,15 @@ pub(super) fn kill_child(pid: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
+/// Any signal to a child of ours that was not reaped.
+pub(super) fn signal_child(pid: Pid, signal: Signal) {
+    let _ = kill_process(pid, signal);
+}
+
 /// A signal to the process group that a child of ours, not reaped yet, leads or belongs to.
-pub(super) fn signal_group(group: Pid, signal: Signal) {
-    let _ = kill_process_group(group, signal);
+/// False if there is no such group.
+pub(super) fn signal_group(group: Pid, signal: Signal) -> bool {
+    kill_process_group(group, signal) != Err(Errno::SRCH)
 }
 
 /// Whether a child of ours is dead. It is not reaped, so its id still is its own.

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,9 +11,12 @@ use tokio::net::unix::pipe;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
-use super::frames::{Failed, Failure, FrameError, FrameReader, InUse, Leftovers, Order, Report, ToGuardian};
+use super::frames::{
+    Failed, Failure, FrameError, FrameReader, InUse, Interactive, Leftovers, Order, Report, ToGuardian,
+};
 use super::keeper::Keeper;
 use super::outbox::Outbox;
+use super::socket::Orders;
 use super::{GuardianError, Instance, RUNS, processes};
 
 /// How long the worker has to read what is left to say.
@@ -77,16 +80,14 @@ where
     set_child_subreaper(Some(processes::own_pid()))
         .map_err(|error| format!("cannot adopt orphans: {error}"))?;
     let (orders, reports) = pipes().map_err(|error| {
-        format!(
-            "standard input and output must be pipes to the worker, which starts this by itself ({error})"
-        )
+        format!("standard input and output must lead to the worker, which starts this by itself ({error})")
     })?;
     let mut orders = FrameReader::new(orders);
     let outbox = Outbox::default();
     let writer = tokio::spawn(outbox.clone().write_to(reports));
 
     let setup = match read_order(&mut orders).await {
-        Ok(Order::Setup(setup)) => setup,
+        Ok((Order::Setup(setup), _)) => setup,
         Ok(_) => return Err("an order came before the setup".into()),
         Err(Last::Nonsense(why)) => return Err(why),
         Err(Last::WorkerDied | Last::Shutdown) => return Ok(()),
@@ -104,17 +105,19 @@ where
     keeper.wind_down(&mut children, matches!(last, Last::Shutdown)).await;
     match last {
         Last::Shutdown => {
+            let removing = keeper.remove_dirs();
             outbox.close();
             let _ = timeout(FAREWELL, writer).await;
             drop(lock);
+            let _ = removing.join();
             Ok(())
         }
         Last::WorkerDied => {
+            let removing = keeper.remove_dirs();
             drop(lock);
-            if timeout(OBITUARY, on_worker_death(instance)).await.is_err() {
-                return Err("the worker died, and nobody could be told in time".into());
-            }
-            Ok(())
+            let told = timeout(OBITUARY, on_worker_death(instance)).await;
+            let _ = removing.join();
+            told.map_err(|_| "the worker died, and nobody could be told in time".into())
         }
         // The worker lives and will see that we are gone.
         Last::Nonsense(why) => Err(why),
@@ -144,17 +147,31 @@ impl Files {
     }
 }
 
-/// Our ends of the two pipes. Those of the descriptors that we do not use stay open, which does not matter:
-/// the ends that are waited for are the worker's.
-fn pipes() -> io::Result<(pipe::Receiver, pipe::Sender)> {
+/// Our ends of the socket and the pipe. Those of the descriptors that we do not use stay open, which does not
+/// matter: the ends that are waited for are the worker's.
+fn pipes() -> io::Result<(Orders, pipe::Sender)> {
     let orders = io::stdin().as_fd().try_clone_to_owned()?;
     let reports = io::stdout().as_fd().try_clone_to_owned()?;
-    Ok((pipe::Receiver::from_owned_fd(orders)?, pipe::Sender::from_owned_fd(reports)?))
+    Ok((Orders::new(orders)?, pipe::Sender::from_owned_fd(reports)?))
 }
 
-pub(super) async fn read_order(orders: &mut FrameReader<pipe::Receiver>) -> Result<Order, Last> {
+/// The next order, with the descriptors that came with it.
+pub(super) async fn read_order(orders: &mut FrameReader<Orders>) -> Result<(Order, Vec<OwnedFd>), Last> {
     match orders.next::<ToGuardian>().await {
-        Ok(Some(message)) => message.order.ok_or_else(|| Last::Nonsense(FrameError::Empty.to_string())),
+        Ok(Some(message)) => {
+            let order = message.order.ok_or_else(|| Last::Nonsense(FrameError::Empty.to_string()))?;
+            let count = match &order {
+                Order::Start(start) => start.interactive.map_or(0, Interactive::descriptors),
+                Order::Setup(_)
+                | Order::Stop(_)
+                | Order::Deadline(_)
+                | Order::Lease(_)
+                | Order::KillAll(_)
+                | Order::Shutdown(_) => 0,
+            };
+            let missing = || Last::Nonsense("an order came without its descriptors".into());
+            Ok((order, orders.pipe().take(count).ok_or_else(missing)?))
+        }
         // A worker may die in the middle of a frame.
         Ok(None) | Err(FrameError::Torn | FrameError::Pipe(_)) => Err(Last::WorkerDied),
         Err(error @ (FrameError::TooLong(_) | FrameError::Garbled(_) | FrameError::Empty)) => {
@@ -173,6 +190,7 @@ fn failure(error: GuardianError) -> Failure {
         | GuardianError::NoAnswer(_)
         | GuardianError::Speech(_)
         | GuardianError::TooLarge { .. }
+        | GuardianError::Streams { .. }
         | GuardianError::Gone) => Failure::Other(error.to_string()),
     }
 }

@@ -3,10 +3,13 @@
 //! A run is *alive* until its main process is dead, then *leaving* while others of its processes are, then
 //! *closing* while its pipes are read to their ends. Whatever the processes do with the pipes, the guardian
 //! does not wait for them: each pipe has a task of its own.
+//!
+//! The streams of an interactive run are the worker's: the guardian hands them to the command and keeps nothing.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -20,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::cgroup::RunCgroup;
-use super::frames::{End, Start};
+use super::frames::{End, Interactive, Start};
 use super::outbox::Outbox;
 use super::processes::{self, MARKER};
 use super::trampoline::{Errand, NOT_STARTED, not_started};
@@ -42,6 +45,8 @@ pub(super) struct Run {
     /// When SIGTERM has had its time.
     pub(super) kill_at_ms: Option<u64>,
     cause: Option<KillCause>,
+    /// It has a terminal. Until its trampoline has made it the leader of a session, it has no process group of its own.
+    terminal: bool,
     pub(super) phase: Phase,
     pub(super) cgroup: Option<RunCgroup>,
     /// Orphans that may be of this run, and when they were first seen; see `orphans`.
@@ -76,11 +81,13 @@ pub(super) struct Launch<'a> {
 
 impl Run {
     /// Starts the main process. It must be called on the thread that lives as long as the guardian: the
-    /// parent-death signal comes when the *thread* ends that made the child.
-    pub(super) fn start(start: Start, launch: Launch<'_>) -> io::Result<Run> {
+    /// parent-death signal comes when the *thread* ends that made the child. The descriptors are what an interactive
+    /// run has for its streams.
+    pub(super) fn start(start: Start, descriptors: Vec<OwnedFd>, launch: Launch<'_>) -> io::Result<Run> {
         let Launch { trampoline, marker, lease_until_ms, files, cgroup, outbox, wake } = launch;
         let dir = cgroup.as_ref().map(|group| group.dir.clone());
-        let errand = Errand { guardian: processes::own_pid(), lease_until_ms, files, cgroup: dir };
+        let terminal = start.interactive.is_some_and(|interactive| interactive.terminal);
+        let errand = Errand { guardian: processes::own_pid(), lease_until_ms, files, terminal, cgroup: dir };
         let (variable, value) = errand.variable();
         // Not the path it was started from: an upgrade may have put another executable there.
         let mut command = Command::new("/proc/self/exe");
@@ -88,9 +95,16 @@ impl Run {
         for env in &start.env {
             command.env(OsStr::from_bytes(&env.name), OsStr::from_bytes(&env.value));
         }
-        command.env(variable, value).env(MARKER, &marker).process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = match command.spawn() {
+        if let Some(dir) = &start.dir {
+            command.current_dir(OsStr::from_bytes(dir));
+        }
+        command.env(variable, value).env(MARKER, &marker);
+        if !terminal {
+            // Who leads a group cannot begin a session, so a run with a terminal gets its group with that.
+            command.process_group(0);
+        }
+        let child = match connect(&mut command, start.interactive, descriptors).and_then(|()| command.spawn())
+        {
             Ok(child) => child,
             Err(error) => {
                 if let Some(group) = cgroup {
@@ -109,6 +123,7 @@ impl Run {
             grace_ms: start.grace_ms,
             kill_at_ms: None,
             cause: None,
+            terminal,
             phase: Phase::Alive,
             cgroup,
             suspects: HashMap::new(),
@@ -169,14 +184,26 @@ impl Run {
         self.cause.get_or_insert(cause);
         let kill_at = now_ms.saturating_add(grace_ms);
         self.kill_at_ms = Some(self.kill_at_ms.map_or(kill_at, |earlier| earlier.min(kill_at)));
-        processes::signal_group(self.pid, Signal::TERM);
+        self.signal(Signal::TERM);
+        if self.terminal {
+            // Shells that somebody types into do not mind SIGTERM. Their terminal hangs up.
+            self.signal(Signal::HUP);
+            self.signal(Signal::CONT);
+        }
+    }
+
+    /// A signal to its process group; to its main process, as long as that has none of its own. Only while it is alive.
+    fn signal(&self, signal: Signal) {
+        if !processes::signal_group(self.pid, signal) && self.terminal {
+            processes::signal_child(self.pid, signal);
+        }
     }
 
     /// SIGKILL to all that can be named. Those that left the group are found when the main process is dead.
     pub(super) fn kill(&mut self, cause: KillCause) {
         if self.phase == Phase::Alive {
             self.cause.get_or_insert(cause);
-            processes::signal_group(self.pid, Signal::KILL);
+            self.signal(Signal::KILL);
         }
         if let Some(group) = &self.cgroup {
             group.kill();
@@ -239,6 +266,29 @@ impl Run {
             killed: self.cause.map(i32::from),
         })
     }
+}
+
+/// Gives a command what it reads from and writes to: pipes to us, or the ends of the worker's streams.
+fn connect(
+    command: &mut Command,
+    interactive: Option<Interactive>,
+    descriptors: Vec<OwnedFd>,
+) -> io::Result<()> {
+    let (stdin, stdout, stderr) = match interactive {
+        None => (Stdio::piped(), Stdio::piped(), Stdio::piped()),
+        Some(_) => {
+            let mut descriptors = descriptors.into_iter();
+            let first = descriptors.next().ok_or_else(|| io::Error::other("it has no streams"))?;
+            // One is a terminal, and stands for all three.
+            let (second, third) = match (descriptors.next(), descriptors.next()) {
+                (Some(second), Some(third)) => (second, third),
+                (Some(_), None) | (None, Some(_)) | (None, None) => (first.try_clone()?, first.try_clone()?),
+            };
+            (first.into(), second.into(), third.into())
+        }
+    };
+    command.stdin(stdin).stdout(stdout).stderr(stderr);
+    Ok(())
 }
 
 /// A run's pipes, each with a task. They end with the run.

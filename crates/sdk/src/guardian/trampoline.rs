@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+    Pid, Resource, Rlimit, Signal, getppid, getrlimit, ioctl_tiocsctty, set_parent_process_death_signal,
+    setrlimit, setsid,
 };
 
 use super::processes::MARKER;
@@ -27,22 +28,26 @@ pub(super) struct Errand {
     pub(super) lease_until_ms: u64,
     /// The limit of open files to go back to, if there was one.
     pub(super) files: Option<u64>,
+    /// Standard input is a terminal that is to control the command's session.
+    pub(super) terminal: bool,
     pub(super) cgroup: Option<PathBuf>,
 }
 
 impl Errand {
     /// The variable to give to the trampoline.
     pub(super) fn variable(&self) -> (&'static str, OsString) {
-        let Errand { guardian, lease_until_ms, files, cgroup } = self;
+        let Errand { guardian, lease_until_ms, files, terminal, cgroup } = self;
         let files = files.map_or("-".to_owned(), |files| files.to_string());
-        let mut value = OsString::from(format!("{} {lease_until_ms} {files} ", guardian.as_raw_nonzero()));
+        let terminal = if *terminal { "tty" } else { "-" };
+        let guardian = guardian.as_raw_nonzero();
+        let mut value = OsString::from(format!("{guardian} {lease_until_ms} {files} {terminal} "));
         value.push(cgroup.as_deref().unwrap_or(Path::new("")));
         (ERRAND, value)
     }
 
     fn parse(value: &OsString) -> Option<Errand> {
         use std::os::unix::ffi::{OsStrExt, OsStringExt};
-        let mut parts = value.as_bytes().splitn(4, |&byte| byte == b' ');
+        let mut parts = value.as_bytes().splitn(5, |&byte| byte == b' ');
         let mut part = || parts.next();
         let guardian = std::str::from_utf8(part()?).ok()?.parse().ok()?;
         let lease_until_ms = std::str::from_utf8(part()?).ok()?.parse().ok()?;
@@ -50,9 +55,14 @@ impl Errand {
             "-" => None,
             files => Some(files.parse().ok()?),
         };
+        let terminal = match part()? {
+            b"-" => false,
+            b"tty" => true,
+            _ => return None,
+        };
         let cgroup = Some(part()?).filter(|path| !path.is_empty());
         let cgroup = cgroup.map(|path| PathBuf::from(OsString::from_vec(path.to_vec())));
-        Some(Errand { guardian: Pid::from_raw(guardian)?, lease_until_ms, files, cgroup })
+        Some(Errand { guardian: Pid::from_raw(guardian)?, lease_until_ms, files, terminal, cgroup })
     }
 }
 
@@ -85,6 +95,12 @@ fn fly(args: Vec<OsString>) -> String {
     if getppid() != Some(errand.guardian) {
         return "its guardian is dead".into();
     }
+    if errand.terminal {
+        // What is typed there, and its end, reaches the command and no one else.
+        if let Err(error) = setsid().and_then(|_| ioctl_tiocsctty(std::io::stdin())) {
+            return format!("it cannot have its terminal: {error}");
+        }
+    }
     if let Some(dir) = &errand.cgroup {
         cgroup::join(dir);
     }
@@ -105,11 +121,15 @@ mod tests {
 
     #[test]
     fn an_errand_arrives_as_it_was_sent() {
-        for (files, cgroup) in [(None, None), (Some(1024), Some(PathBuf::from("/sys/fs/cgroup/a b/c")))] {
-            let errand = Errand { guardian: rustix::process::getpid(), lease_until_ms: 12, files, cgroup };
+        let deep = PathBuf::from("/sys/fs/cgroup/a b/c");
+        for (files, terminal, cgroup) in [(None, false, None), (Some(1024), true, Some(deep))] {
+            let guardian = rustix::process::getpid();
+            let errand = Errand { guardian, lease_until_ms: 12, files, terminal, cgroup };
             assert_eq!(Errand::parse(&errand.variable().1), Some(errand));
         }
-        for garbage in ["", "1", "1 2", "1 2 3", "x 2 3 ", "1 x 3 ", "1 2 x ", "0 2 3 "] {
+        for garbage in
+            ["", "1", "1 2", "1 2 3", "1 2 3 -", "x 2 3 - ", "1 x 3 - ", "1 2 x - ", "0 2 3 - ", "1 2 3 x "]
+        {
             assert_eq!(Errand::parse(&garbage.into()), None, "{garbage}");
         }
     }

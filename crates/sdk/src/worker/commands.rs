@@ -7,16 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use evenhand_api::{RESULT_BYTES, convert};
+use evenhand_api::{RESULT_BYTES, convert, v1};
 use evenhand_core::life::End;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 
 use super::drain::Drain;
 use super::handlers::{Board, Word};
+use super::interactive::{self, Call};
 use super::runtime::{Happening, Job, RunKey, Runner, Runtime};
 use super::{Offer, WorkerError};
 use crate::guardian::{
-    self, Ended, Event, Guardian, GuardianError, KillCause, Outcome, RunSpec, boottime_ms,
+    self, Ended, Event, Guardian, GuardianError, KillCause, Outcome, Refusal, RunSpec, Streams, boottime_ms,
 };
 
 /// Exit codes with a meaning of their own, beside 0. 75 is EX_TEMPFAIL of sysexits.h.
@@ -26,6 +28,8 @@ const EXIT_FOR_GOOD: i32 = 100;
 const HAPPENINGS: usize = 1_024;
 /// Between the beginnings of two guardians.
 const GUARDIAN_AGAIN: Duration = Duration::from_secs(1);
+/// How long what interactive runs wrote last may take to reach their clients when the worker ends.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long a seat that was just left may take to be free.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
@@ -79,6 +83,12 @@ impl Commands {
         self
     }
 
+    /// Where the directories of runs with files are; beside the lock files, if nobody says. It must be on this machine.
+    pub fn work_dir(mut self, dir: impl Into<PathBuf>) -> Commands {
+        self.offer.work_dir = Some(dir.into());
+        self
+    }
+
     /// How long a command has from SIGTERM to SIGKILL.
     pub fn grace(mut self, grace: Duration) -> Commands {
         self.offer.grace = grace;
@@ -117,6 +127,7 @@ impl Commands {
             args,
             trampoline,
             seat_dir: self.offer.seat_dir(),
+            work_dir: self.offer.work_dir(),
             seat: seat.clone(),
             lock_wait: LOCK_WAIT,
             cgroups: true,
@@ -163,11 +174,14 @@ impl Runs {
         let (happenings, happening) = mpsc::channel(HAPPENINGS);
         let errand = Errand {
             command,
+            orders: orders.downgrade(),
+            talking: JoinSet::new(),
             grace_ms: grace.as_millis() as u64,
             happenings,
             next: 0,
             by_id: HashMap::new(),
             by_run: HashMap::new(),
+            chores: JoinSet::new(),
         };
         let working = tokio::spawn(errand.run(guardian, events, ordered));
         Runs { orders, happening, working, board: Arc::default() }
@@ -219,21 +233,62 @@ impl Runner for Runs {
 /// Goes between the worker and its guardian.
 struct Errand {
     command: Vec<OsString>,
+    /// Weak: that the worker orders no more must be noticed.
+    orders: mpsc::WeakUnboundedSender<Order>,
+    /// What goes between interactive runs and their clients.
+    talking: JoinSet<()>,
     grace_ms: u64,
     happenings: mpsc::Sender<Happening>,
     next: u64,
     by_id: HashMap<u64, Running>,
     by_run: HashMap<RunKey, u64>,
+    /// What is being done with directories of runs.
+    chores: JoinSet<Chore>,
 }
 
-/// A run that the guardian knows.
+/// What has been done with the directory of a run.
+enum Chore {
+    /// It is there with its files; or it could not be made, for this reason.
+    Filled(u64, Result<PathBuf, String>),
+    /// It is gone.
+    Removed(u64),
+}
+
+/// A run that the guardian knows, or is about to be told of.
 struct Running {
     run: RunKey,
+    /// What to start, as long as its files are being placed.
+    placing: Option<Job>,
+    /// Its directory, if it has one.
+    dir: Option<PathBuf>,
+    /// How it ended, as long as its directory is being removed.
+    over: Option<Over>,
     /// In milliseconds since boot.
     began_ms: u64,
     /// When its command was started; None before that.
     started: Option<Instant>,
     max_duration_ms: u64,
+    talk: Option<Talk>,
+}
+
+/// What is needed to talk to a run.
+struct Talk {
+    call: Option<(Call, Option<Streams>)>,
+    /// Says how the run ended.
+    ended: watch::Sender<Option<v1::InteractiveExit>>,
+}
+
+impl Talk {
+    fn new(call: Call) -> Talk {
+        Talk { call: Some((call, None)), ended: watch::Sender::new(None) }
+    }
+}
+
+/// How a run ended.
+struct Over {
+    word: Option<Word>,
+    lines_dropped: u64,
+    ran: Duration,
 }
 
 impl Errand {
@@ -246,11 +301,18 @@ impl Errand {
         loop {
             tokio::select! {
                 biased;
+                // They are few; what is said may be much.
+                Some(Ok(chore)) = self.chores.join_next() => {
+                    if let Err(error) = self.on_chore(&guardian, chore).await {
+                        tracing::warn!(%error, "the guardian was not told");
+                    }
+                }
                 event = events.recv() => match event {
                     Some(Event::Gone) | None => {
                         let over = Happening::Over(GuardianError::Gone.into());
                         drop(self.happenings.send(over).await);
-                        return;
+                        // The next life removes what is left of this one: nobody may add to it then.
+                        return self.finish_chores().await;
                     }
                     Some(event) => self.on_event(event).await,
                 },
@@ -258,7 +320,13 @@ impl Errand {
                     Some(Order::End) | None => {
                         // What is still said is of no use any more, but must be taken.
                         let drained = async { while events.recv().await.is_some() {} };
-                        let _ = tokio::join!(guardian.shutdown(), drained);
+                        let ended = async {
+                            self.finish_chores().await;
+                            guardian.shutdown().await
+                        };
+                        let _ = tokio::join!(ended, drained);
+                        let said = async { while self.talking.join_next().await.is_some() {} };
+                        let _ = tokio::time::timeout(LAST_WORDS, said).await;
                         return;
                     }
                     Some(order) => {
@@ -273,23 +341,34 @@ impl Errand {
 
     async fn on_order(&mut self, guardian: &Guardian, order: Order) -> Result<(), GuardianError> {
         match order {
-            Order::Run(run, job) => {
+            Order::Run(run, mut job) => {
                 self.next += 1;
                 let id = self.next;
-                let (began_ms, max_duration_ms) = (boottime_ms(), job.max_duration_ms);
-                self.by_id.insert(id, Running { run, began_ms, started: None, max_duration_ms });
+                let files = std::mem::take(&mut job.files);
+                let talk = job.interactive.clone().map(|(_, call)| Talk::new(call));
+                let mut running = Running {
+                    run,
+                    placing: None,
+                    dir: None,
+                    over: None,
+                    began_ms: boottime_ms(),
+                    started: None,
+                    max_duration_ms: job.max_duration_ms,
+                    talk,
+                };
                 self.by_run.insert(run, id);
-                let told = guardian.run(self.spec(id, job)).await;
-                match told {
-                    Ok(()) => {}
-                    Err(error @ GuardianError::TooLarge { .. }) => {
-                        self.ended(id, Some(Word::failed_for_good(error.to_string())), 0).await;
-                    }
-                    Err(error) => {
-                        self.not_started(id).await;
-                        return Err(error);
-                    }
+                if files.is_empty() {
+                    self.by_id.insert(id, running);
+                    return self.begin_run(guardian, id, job, None).await;
                 }
+                running.placing = Some(job);
+                self.by_id.insert(id, running);
+                let dirs = guardian.dirs().clone();
+                self.chores.spawn_blocking(move || Chore::Filled(id, dirs.fill(id, &files)));
+                Ok(())
+            }
+            Order::Stop(run) if self.is_placing(run) => {
+                self.not_started(self.by_run.get(&run).copied().unwrap_or_default()).await;
                 Ok(())
             }
             Order::Stop(run) => match self.by_run.get(&run) {
@@ -300,15 +379,104 @@ impl Errand {
                 let run = self.by_run.get(&run).and_then(|id| Some((*id, self.by_id.get_mut(id)?)));
                 let Some((id, running)) = run else { return Ok(()) };
                 running.max_duration_ms = ms;
+                if running.placing.is_some() {
+                    return Ok(()); // the guardian is told when it is told of the run
+                }
                 guardian.set_deadline(id, (ms > 0).then_some(running.began_ms + ms)).await
             }
-            Order::KillAll => guardian.kill_all().await,
+            Order::KillAll => {
+                let placing = self.by_id.iter().filter(|(_, running)| running.placing.is_some());
+                let placing: Vec<u64> = placing.map(|(id, _)| *id).collect();
+                for id in placing {
+                    self.not_started(id).await;
+                }
+                guardian.kill_all().await
+            }
             Order::Lease(until_ms) => guardian.lease(until_ms).await,
             Order::End => Ok(()),
         }
     }
 
-    fn spec(&self, id: u64, job: Job) -> RunSpec {
+    fn is_placing(&self, run: RunKey) -> bool {
+        let running = self.by_run.get(&run).and_then(|id| self.by_id.get(id));
+        running.is_some_and(|running| running.placing.is_some())
+    }
+
+    /// Has the guardian start a run.
+    async fn begin_run(
+        &mut self,
+        guardian: &Guardian,
+        id: u64,
+        job: Job,
+        dir: Option<PathBuf>,
+    ) -> Result<(), GuardianError> {
+        let asked = job.interactive.as_ref().map(|(asked, _)| asked.clone());
+        let spec = self.spec(id, job, dir);
+        let told = match asked {
+            Some(asked) => {
+                let terminal = interactive::terminal(&asked);
+                let attached = guardian.attach(spec, terminal.as_ref()).await;
+                attached.map(|streams| self.hold(id, streams))
+            }
+            None => guardian.run(spec).await,
+        };
+        match told {
+            Ok(()) => Ok(()),
+            Err(error @ (GuardianError::TooLarge { .. } | GuardianError::Streams { .. })) => {
+                self.over(id, interactive::not_started(error.to_string()));
+                self.ended(id, Some(Word::failed_for_good(error.to_string())), 0).await;
+                Ok(())
+            }
+            Err(error) => {
+                self.not_started(id).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn on_chore(&mut self, guardian: &Guardian, chore: Chore) -> Result<(), GuardianError> {
+        match chore {
+            Chore::Filled(id, filled) => {
+                let running = self.by_id.get_mut(&id);
+                let job = running.and_then(|running| {
+                    running.dir = filled.as_ref().ok().cloned();
+                    running.placing.take()
+                });
+                match (job, filled) {
+                    (Some(job), Ok(dir)) => return self.begin_run(guardian, id, job, Some(dir)).await,
+                    (Some(_), Err(why)) => self.ended(id, Some(Word::failed(why)), 0).await,
+                    // It was stopped meanwhile.
+                    (None, Ok(dir)) => self.remove(id, dir),
+                    (None, Err(_)) => {}
+                }
+            }
+            Chore::Removed(id) => {
+                if let Some(Running { run, over: Some(over), .. }) = self.by_id.remove(&id) {
+                    self.by_run.remove(&run);
+                    self.say_over(run, over).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, id: u64, dir: PathBuf) {
+        self.chores.spawn_blocking(move || {
+            guardian::discard(&dir);
+            Chore::Removed(id)
+        });
+    }
+
+    /// Waits until nothing is done any more with directories of runs.
+    async fn finish_chores(&mut self) {
+        while self.chores.join_next().await.is_some() {}
+    }
+
+    fn spec(&self, id: u64, job: Job, dir: Option<PathBuf>) -> RunSpec {
+        let (began_ms, max_duration_ms) = self
+            .by_id
+            .get(&id)
+            .map_or((boottime_ms(), 0), |running| (running.began_ms, running.max_duration_ms));
         let mut env: Vec<(OsString, OsString)> = Vec::new();
         let mut set = |name: &str, value: String| env.push((name.into(), value.into()));
         set("EVENHAND_TASK_ID", job.task_id);
@@ -319,18 +487,34 @@ impl Errand {
         if !job.content_type.is_empty() {
             set("EVENHAND_CONTENT_TYPE", job.content_type);
         }
-        let timed = job.max_duration_ms > 0;
-        if timed {
+        if let Some((asked, _)) = &job.interactive {
+            set("EVENHAND_INTERACTIVE", if asked.tty { "tty".into() } else { "pipes".into() });
+        }
+        let deadline_ms = (max_duration_ms > 0).then_some(began_ms + max_duration_ms);
+        if let Some(deadline_ms) = deadline_ms {
             let wall =
                 SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64;
-            set("EVENHAND_DEADLINE_MS", (wall + job.max_duration_ms).to_string());
+            let left_ms = deadline_ms.saturating_sub(boottime_ms());
+            set("EVENHAND_DEADLINE_MS", (wall + left_ms).to_string());
+        }
+        let mut command = self.command.clone();
+        if let Some(dir) = &dir {
+            env.push(("EVENHAND_DIR".into(), dir.into()));
+            // It is named from where the worker is, and is started elsewhere.
+            if let Some(program) = command.first_mut()
+                && program.as_encoded_bytes().contains(&b'/')
+                && let Ok(path) = std::path::absolute(&program)
+            {
+                *program = path.into();
+            }
         }
         RunSpec {
             id,
-            command: self.command.clone(),
+            command,
             env,
+            dir,
             payload: job.payload,
-            deadline_ms: timed.then(|| boottime_ms() + job.max_duration_ms),
+            deadline_ms,
             grace_ms: self.grace_ms,
             stdout_limit: Some(RESULT_BYTES),
         }
@@ -343,14 +527,24 @@ impl Errand {
                 if let Some(running) = self.by_id.get_mut(&id) {
                     running.started = Some(Instant::now());
                 }
+                self.talk(id);
             }
             Event::Output { id, line } => {
                 if let Some(&Running { run, .. }) = self.by_id.get(&id) {
                     drop(self.happenings.send(Happening::Output { run, line }).await);
                 }
             }
-            Event::Refused { id, why: _ } => self.not_started(id).await,
+            Event::Refused { id, why } => {
+                let why = match why {
+                    Refusal::NoLease => "its worker has lost its server for too long",
+                    Refusal::TooMany => "its worker runs as many processes as it may",
+                    Refusal::Duplicate => "its worker has mistaken it for another",
+                };
+                self.over(id, interactive::not_started(why));
+                self.not_started(id).await;
+            }
             Event::Ended(ended) => {
+                self.over(ended.id, interactive::exit(&ended));
                 let max_duration_ms = self.by_id.get(&ended.id).map_or(0, |running| running.max_duration_ms);
                 let (end, error) = judge(&ended, max_duration_ms);
                 let word = end.map(|end| Word { end, result: ended.stdout, ..Word::failed(error) });
@@ -359,20 +553,70 @@ impl Errand {
         }
     }
 
+    /// Keeps the streams of a run until it has a process.
+    fn hold(&mut self, id: u64, streams: Streams) {
+        let talk = self.by_id.get_mut(&id).and_then(|running| running.talk.as_mut());
+        if let Some((_, held)) = talk.and_then(|talk| talk.call.as_mut()) {
+            *held = Some(streams);
+        }
+    }
+
+    /// Calls the server for a run that has been started, once.
+    fn talk(&mut self, id: u64) {
+        let Some(Running { run, talk: Some(talk), .. }) = self.by_id.get_mut(&id) else { return };
+        let Some((call, Some(streams))) = talk.call.take() else { return };
+        let (run, ended, orders) = (*run, talk.ended.subscribe(), self.orders.clone());
+        self.talking.spawn(async move {
+            if call.carry(streams, ended).await.is_err()
+                && let Some(orders) = orders.upgrade()
+            {
+                // If it has ended by itself, there is nothing to stop.
+                let _ = orders.send(Order::Stop(run));
+            }
+        });
+        // Those that are over are cleared away.
+        while self.talking.try_join_next().is_some() {}
+    }
+
+    /// An interactive run is over: its client is told how.
+    fn over(&mut self, id: u64, exit: v1::InteractiveExit) {
+        let Some(Running { talk: Some(talk), .. }) = self.by_id.get_mut(&id) else { return };
+        talk.ended.send_replace(Some(exit.clone()));
+        // It never had a process.
+        if let Some((call, _)) = talk.call.take() {
+            self.talking.spawn(call.say(exit));
+        }
+    }
+
     async fn not_started(&mut self, id: u64) {
-        if let Some(Running { run, .. }) = self.by_id.remove(&id) {
+        if let Some(Running { run, dir, .. }) = self.by_id.remove(&id) {
             self.by_run.remove(&run);
+            if let Some(dir) = dir {
+                self.remove(id, dir);
+            }
             drop(self.happenings.send(Happening::NotStarted(run)).await);
         }
     }
 
+    /// A run is over. It is told when its directory is gone, so that its slot is not used before the disk has room.
     async fn ended(&mut self, id: u64, word: Option<Word>, lines_dropped: u64) {
-        if let Some(Running { run, started, .. }) = self.by_id.remove(&id) {
-            self.by_run.remove(&run);
-            // One that could not be started took no time.
-            let ran = started.map_or(Duration::ZERO, |started| started.elapsed());
-            drop(self.happenings.send(Happening::Ended { run, word, lines_dropped, ran }).await);
+        let Some(running) = self.by_id.get_mut(&id) else { return };
+        // One that could not be started took no time.
+        let ran = running.started.map_or(Duration::ZERO, |started| started.elapsed());
+        let over = Over { word, lines_dropped, ran };
+        if let Some(dir) = running.dir.take() {
+            running.over = Some(over);
+            return self.remove(id, dir);
         }
+        let run = running.run;
+        self.by_id.remove(&id);
+        self.by_run.remove(&run);
+        self.say_over(run, over).await;
+    }
+
+    async fn say_over(&self, run: RunKey, over: Over) {
+        let Over { word, lines_dropped, ran } = over;
+        drop(self.happenings.send(Happening::Ended { run, word, lines_dropped, ran }).await);
     }
 }
 
@@ -385,7 +629,7 @@ fn judge(ended: &Ended, max_duration_ms: u64) -> (Option<End>, String) {
             (None, String::new())
         }
         (Outcome::Exited(_) | Outcome::Signaled(_), Some(KillCause::Deadline)) => {
-            (Some(End::Failed), format!("it took longer than {max_duration_ms} ms and was stopped"))
+            (Some(End::TimeUp), format!("it took longer than {max_duration_ms} ms and was stopped"))
         }
         (Outcome::Exited(_) | Outcome::Signaled(_), Some(KillCause::Stop)) => {
             (Some(End::Failed), "it was stopped".into())
@@ -419,6 +663,7 @@ mod tests {
         };
         assert_eq!(judge(Outcome::Exited(0), None), Some(End::Succeeded));
         assert_eq!(judge(Outcome::Exited(0), Some(KillCause::Deadline)), Some(End::Succeeded));
+        assert_eq!(judge(Outcome::Signaled(9), Some(KillCause::Deadline)), Some(End::TimeUp));
         assert_eq!(judge(Outcome::Exited(75), None), Some(End::Failed));
         assert_eq!(judge(Outcome::Exited(100), None), Some(End::FailedForGood));
         assert_eq!(judge(Outcome::Exited(1), None), Some(End::Failed));

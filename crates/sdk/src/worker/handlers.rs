@@ -80,6 +80,7 @@ pub struct Run {
     pub(super) key: String,
     pub(super) attempt: u32,
     pub(super) content_type: String,
+    pub(super) files: Arc<[v1::File]>,
     pub(super) run: RunKey,
     pub(super) began: Instant,
     pub(super) happenings: mpsc::Sender<Happening>,
@@ -128,6 +129,24 @@ impl Run {
     /// What the payload is, as whoever submitted it said: `application/json`. Empty: nobody said.
     pub fn content_type(&self) -> &str {
         &self.content_type
+    }
+
+    /// The task's files, in the order in which they were given.
+    ///
+    /// ```
+    /// # use evenhand::{Failure, Run};
+    /// async fn count(_: (), run: Run) -> Result<usize, Failure> {
+    ///     let page = run.file("page.html").ok_or_else(|| Failure::for_good("there is no page"))?;
+    ///     Ok(run.files().len() * page.len())
+    /// }
+    /// ```
+    pub fn files(&self) -> &[v1::File] {
+        &self.files
+    }
+
+    /// What is in the file of this name, if the task has one.
+    pub fn file(&self, name: &str) -> Option<&Bytes> {
+        self.files.iter().find(|file| file.name == name).map(|file| &file.content)
     }
 
     /// When it is stopped, if the task may take only so long.
@@ -321,6 +340,10 @@ impl Word {
 
     pub(crate) fn failed_for_good(error: String) -> Word {
         Word { end: End::FailedForGood, ..Word::failed(error) }
+    }
+
+    pub(super) fn time_up(error: String) -> Word {
+        Word { end: End::TimeUp, ..Word::failed(error) }
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tracing::error;
 
 use super::handlers::{Board, Handlers, Handling, Order, Run, Told, Word};
+use super::interactive::not_started;
 use super::runtime::{Happening, Job, RunKey, Runner, cut};
 use super::{Offer, WorkerError};
 use crate::guardian::{Instance, SeatLock, boottime_ms};
@@ -30,6 +31,10 @@ const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// How often the lease is looked at, and how much later than its end the process is killed.
 const LOOK: Duration = Duration::from_millis(20);
 const TOO_LATE_MS: u64 = 40;
+
+/// Why an interactive run is refused.
+const NOT_INTERACTIVE: &str = "its worker runs handlers, and nobody can talk to those; a queue for interactive tasks is \
+                               served by `evenhand worker`";
 
 /// What the handlers, their lease and its watch share. The seat is free when the last of them is gone.
 #[derive(Debug)]
@@ -119,6 +124,18 @@ impl Drop for InProcess {
 
 impl Runner for InProcess {
     fn start(&mut self, job: Job) {
+        if let Some((_, call)) = job.interactive {
+            // The reason first, while somebody waits for it. Then it has ended: a worker that gives starts back gets
+            // no work for a while, and whoever asks for what it cannot do must not bring that about.
+            let (run, happenings) = (job.run, self.happenings.clone());
+            tokio::spawn(async move {
+                call.say(not_started(NOT_INTERACTIVE)).await;
+                let word = Some(Word::failed_for_good(NOT_INTERACTIVE.into()));
+                let happening = Happening::Ended { run, word, lines_dropped: 0, ran: Duration::ZERO };
+                drop(happenings.send(happening).await);
+            });
+            return;
+        }
         let told = Told { order: Order::Go, max_duration_ms: job.max_duration_ms };
         let (tell, told) = watch::channel(told);
         let run = job.run;
@@ -141,6 +158,7 @@ impl Runner for InProcess {
                         key: job.key,
                         attempt: job.attempt,
                         content_type: job.content_type,
+                        files: job.files.into(),
                         run,
                         began,
                         board,
@@ -252,11 +270,11 @@ async fn bounded(
             ended = &mut handling => return ended,
             Ok(()) = told.changed() => {}
             () = over => {
-                let why = match stop_at {
-                    Some(at) if late_at.is_none_or(|late| at <= late) => "it was canceled and did not end in time".into(),
-                    Some(_) | None => format!("it took longer than {max_duration_ms} ms"),
-                };
-                return Some(Word::failed(why));
+                let canceled = stop_at.is_some_and(|at| late_at.is_none_or(|late| at <= late));
+                return Some(match canceled {
+                    true => Word::failed("it was canceled and did not end in time".into()),
+                    false => Word::time_up(format!("it took longer than {max_duration_ms} ms")),
+                });
             }
         }
     }

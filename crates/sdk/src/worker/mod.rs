@@ -4,6 +4,7 @@ mod commands;
 mod drain;
 mod handlers;
 mod in_process;
+mod interactive;
 mod runtime;
 
 use std::path::PathBuf;
@@ -89,13 +90,15 @@ pub(crate) struct Offer {
     pub(crate) slots: u32,
     pub(crate) seat: Option<String>,
     pub(crate) seat_dir: Option<PathBuf>,
+    pub(crate) work_dir: Option<PathBuf>,
     pub(crate) grace: Duration,
 }
 
 impl Offer {
     fn new() -> Offer {
         let slots = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        Offer { queues: Vec::new(), slots, seat: None, seat_dir: None, grace: Duration::from_secs(10) }
+        let grace = Duration::from_secs(10);
+        Offer { queues: Vec::new(), slots, seat: None, seat_dir: None, work_dir: None, grace }
     }
 
     /// The queues, checked.
@@ -124,6 +127,14 @@ impl Offer {
             std::env::var_os("XDG_STATE_HOME").map_or_else(|| home.join(".local/state"), PathBuf::from)
         };
         self.seat_dir.clone().unwrap_or_else(|| at_home().join("evenhand/seats"))
+    }
+
+    /// Where the directories of runs are, if nobody says: beside the lock files. They belong to a seat, so whoever takes
+    /// it next finds what was left, also after the machine was started anew; and no one cleans up there.
+    pub(crate) fn work_dir(&self) -> PathBuf {
+        let dir = self.work_dir.clone().unwrap_or_else(|| self.seat_dir().join("work"));
+        // A command is told it, and works elsewhere.
+        std::path::absolute(&dir).unwrap_or(dir)
     }
 }
 

@@ -22,6 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::drain::{Drain, Told};
 use super::handlers::{Board, Word};
+use super::interactive::Call;
 use super::{Offer, WorkerError};
 use crate::client::endpoint;
 use crate::guardian::{Instance, boottime_ms};
@@ -60,10 +61,14 @@ pub(crate) struct Job {
     pub(crate) key: String,
     pub(crate) attempt: u32,
     pub(crate) payload: Bytes,
+    /// Its input files.
+    pub(crate) files: Vec<v1::File>,
     /// Empty: nobody said.
     pub(crate) content_type: String,
     /// How long it may take; 0: as long as it likes.
     pub(crate) max_duration_ms: u64,
+    /// Somebody talks to it, in this way.
+    pub(crate) interactive: Option<(v1::Interactive, Call)>,
 }
 
 /// What happens to runs.
@@ -365,6 +370,12 @@ impl<R: Runner> Runtime<R> {
             say(self, Down::Answer { number: answer.number, set });
         }
         self.queues.extend(queues.into_iter().map(|queue| (queue.id, queue.name.into())));
+        // An interactive run may be stopped to make room for what is started: that is heard first.
+        let (first, stop): (Vec<_>, Vec<_>) =
+            stop.iter().map(convert::parse_run_id).partition(|(task, _)| task.is_interactive());
+        for (task, fence) in first {
+            say(self, Down::Stop { task, fence });
+        }
         for start in start {
             let parsed = start.run.as_ref().map(convert::parse_run);
             let Some(Ok(run)) = parsed else {
@@ -374,17 +385,17 @@ impl<R: Runner> Runtime<R> {
             let (key, number) = ((run.task, run.fence), start.number);
             self.offered.insert(key, start);
             say(self, Down::Start { number, run });
-            self.offered.remove(&key);
-        }
-        if session == self.core.session() && self.core.is_in() {
-            for v1::Deadline { run, max_duration_ms } in &deadlines {
-                if let Some(run) = run.as_ref().map(convert::parse_run_id) {
-                    self.runner.deadline(run, *max_duration_ms);
-                }
+            if !self.core.holds_up(key.0) {
+                self.offered.remove(&key);
             }
         }
-        for id in &stop {
-            let (task, fence) = convert::parse_run_id(id);
+        for v1::Deadline { run, max_duration_ms, asked_ms } in &deadlines {
+            if let Some((task, fence)) = run.as_ref().map(convert::parse_run_id) {
+                let (limit_ms, max_duration_ms) = (*max_duration_ms, *asked_ms);
+                say(self, Down::Limit { task, fence, limit_ms, max_duration_ms });
+            }
+        }
+        for (task, fence) in stop {
             say(self, Down::Stop { task, fence });
         }
         for id in &acknowledged {
@@ -487,11 +498,10 @@ impl<R: Runner> Runtime<R> {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Hello(hello) => {
-                    let running =
-                        hello.running.iter().filter_map(|run| self.runs.get(&(run.task, run.fence)));
+                    let running = hello.running.iter().map(convert::run);
                     let ended =
                         hello.ended.iter().filter_map(|(run, _)| self.ended.get(&(run.task, run.fence)));
-                    let hello = convert::hello(&hello, SHARD, running.cloned().collect(), all_ends(ended));
+                    let hello = convert::hello(&hello, SHARD, running.collect(), all_ends(ended));
                     let up = v1::Up { message: Some(v1::up::Message::Hello(hello)) };
                     if let Some(link) = &self.link {
                         // The first message of a connection always fits.
@@ -518,9 +528,20 @@ impl<R: Runner> Runtime<R> {
                         });
                     }
                 }
-                Effect::Refuse { task, fence } => self.news.refused.push(convert::run_id(task, fence)),
+                Effect::Refuse { task, fence } => {
+                    self.offered.remove(&(task, fence));
+                    self.news.refused.push(convert::run_id(task, fence));
+                }
                 Effect::Offer { slots } => self.news.slots = Some(slots),
                 Effect::Start { run } => self.start((run.task, run.fence)),
+                Effect::Limit { task, fence, limit_ms } => {
+                    if let Some(start) = self.offered.get_mut(&(task, fence))
+                        && let Some(run) = &mut start.run
+                    {
+                        run.max_duration_ms = limit_ms; // it has not begun
+                    }
+                    self.runner.deadline((task, fence), limit_ms);
+                }
                 Effect::Stop { task, fence } => self.runner.stop((task, fence)),
                 Effect::Forget { task, fence } => drop(self.ended.remove(&(task, fence))),
                 Effect::Lease { until } => self.runner.lease(until.0),
@@ -528,6 +549,7 @@ impl<R: Runner> Runtime<R> {
                     if !self.runs.is_empty() {
                         warn!(runs = self.runs.len(), "the lease is over: what runs is killed");
                     }
+                    self.offered.clear();
                     self.runner.kill_all();
                 }
                 Effect::Disconnect => {
@@ -543,6 +565,14 @@ impl<R: Runner> Runtime<R> {
     fn start(&mut self, key: RunKey) {
         let Some(start) = self.offered.remove(&key) else { return };
         let Some(run) = start.run else { return };
+        let hello = v1::InteractiveHello {
+            protocol: PROTOCOL,
+            shard: SHARD.0,
+            session: self.core.session(),
+            run: Some(convert::run_id(key.0, key.1)),
+        };
+        let call = || Call { server: self.server.clone(), hello };
+        let interactive = start.interactive.map(|asked| (asked, call()));
         self.runner.start(Job {
             run: key,
             task_id: convert::task_id(SHARD, key.0),
@@ -550,8 +580,10 @@ impl<R: Runner> Runtime<R> {
             key: run.key.clone(),
             attempt: run.attempt,
             payload: start.payload,
+            files: start.files,
             content_type: start.content_type,
             max_duration_ms: run.max_duration_ms,
+            interactive,
         });
         self.runs.insert(key, run);
     }

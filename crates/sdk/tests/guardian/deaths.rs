@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use evenhand::guardian::{Event, boottime_ms};
@@ -163,9 +165,10 @@ async fn a_handle_that_is_dropped_counts_as_a_dead_worker() {
 async fn a_guardian_that_hears_nonsense_ends_in_order() {
     for nonsense in [&b"\xff\xff\xff\xff"[..], &[1, 0, 0, 0, 0xff], &[0, 0, 0, 0], &[2, 0, 0, 0, 0x28, 1]] {
         let mut command = Command::new(child_program());
-        command.arg("guardian").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut guardian = command.spawn().unwrap();
-        guardian.stdin.take().unwrap().write_all(nonsense).unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        command.arg("guardian").stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let guardian = command.spawn().unwrap();
+        ours.write_all(nonsense).unwrap();
         let output = guardian.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let text = String::from_utf8(output.stderr).unwrap();

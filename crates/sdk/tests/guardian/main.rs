@@ -7,6 +7,7 @@
 
 mod deaths;
 mod ends;
+mod interactive;
 mod runs;
 mod seats;
 mod support;

@@ -34,6 +34,7 @@ pub(crate) fn options(dir: &Path, seat: &str) -> Options {
         args: vec!["guardian".into()],
         trampoline: vec!["trampoline".into()],
         seat_dir: dir.to_owned(),
+        work_dir: dir.join("work"),
         seat: Seat::Named(seat.to_owned()),
         lock_wait: Duration::ZERO,
         cgroups: false,

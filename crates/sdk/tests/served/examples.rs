@@ -7,6 +7,7 @@ use evenhand::{NewTask, TaskState};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 
+use crate::attach::commands;
 use crate::support::{Home, example};
 
 fn command(home: &Home, name: &str) -> Command {
@@ -46,6 +47,14 @@ async fn submit_and_worker_work_together() {
     assert!(ended.status.success(), "{}", ended.status);
     assert_eq!(String::from_utf8(ended.stdout).unwrap(), "drained\n");
     home.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attach_talks_to_a_shell() {
+    let home = Home::new().await;
+    let worker = commands(&home, "shell", "sh").await;
+    assert_eq!(printed(&mut command(&home, "attach")).await, "42\nexit code Some(0)\n");
+    home.end(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,6 +116,7 @@ async fn a_second_signal_ends_a_worker_at_once_and_its_task_waits_again() {
 fn the_page_shows_what_is_run() {
     let page = include_str!("../../../../docs/sdk.md");
     let examples = [
+        include_str!("../../examples/attach.rs"),
         include_str!("../../examples/batch.rs"),
         include_str!("../../examples/blocking.rs"),
         include_str!("../../examples/later.rs"),

@@ -53,6 +53,14 @@ struct Service {
 #[tonic::async_trait]
 impl WorkerSessions for Service {
     type SessionStream = ReceiverStream<Result<wire::Down, Status>>;
+    type InteractiveStream = ReceiverStream<Result<wire::InteractiveDown, Status>>;
+
+    async fn interactive(
+        &self,
+        _: Request<Streaming<wire::InteractiveUp>>,
+    ) -> Result<Response<Self::InteractiveStream>, Status> {
+        Err(Status::not_found("nobody talks here"))
+    }
 
     async fn session(
         &self,

@@ -43,7 +43,7 @@ async fn progress_is_told_while_it_runs_and_the_last_one_before_the_end() {
                 said.extend(task.progress.clone());
                 end = Some(task);
             }
-            Event::Dropped(_) | Event::Missed(_) => {}
+            Event::Dropped(_) | Event::Missed(_) | Event::Estimate(_) => {}
         }
         if said.last().is_some_and(|progress| progress.message == "half") {
             go.notify_one();
@@ -74,7 +74,12 @@ async fn a_handler_says_when_it_wants_to_be_tried_again() {
         match watch.next().await.unwrap().unwrap().event {
             Some(Event::Task(task)) if task.state() == TaskState::Scheduled => break task,
             Some(
-                Event::Task(_) | Event::Output(_) | Event::Progress(_) | Event::Dropped(_) | Event::Missed(_),
+                Event::Task(_)
+                | Event::Output(_)
+                | Event::Progress(_)
+                | Event::Dropped(_)
+                | Event::Missed(_)
+                | Event::Estimate(_),
             )
             | None => {}
         }

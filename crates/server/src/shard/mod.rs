@@ -6,8 +6,10 @@
 //! If a commit fails, the owner is dropped with all it knows and the shard is taken again: whoever waits for an
 //! answer is told that it is not known, and every worker says hello again.
 //!
-//! `telling` is what those who watch are told, `view` what people see of it all, `operating` what they do by hand.
+//! `telling` is what those who watch are told, `view` what people see of it all, `operating` what they do by hand,
+//! `interactive` what has to do with runs that somebody talks to.
 
+mod interactive;
 mod operating;
 mod telling;
 mod view;
@@ -36,10 +38,12 @@ use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
 use crate::events::{Events, LOST, Of, Recent, Watched};
-use crate::mailbox::{self, FromWorker, Inbox, KeyChange, Operated, Reply, Request, RunEnded};
+use crate::mailbox::{self, FromWorker, Inbox, KeyRequest, Operated, Reply, Request, RunEnded};
 use crate::metrics::{Metrics, Starts};
 use crate::outbox::{Gathering, Outbox};
 use crate::{Config, ServerError};
+use interactive::Asking;
+pub(crate) use interactive::Talks;
 use operating::Operator;
 use telling::{NOT_STARTED, waited_for};
 use view::gate_text;
@@ -112,6 +116,7 @@ pub(crate) struct Loop<S> {
     config: Config,
     store: S,
     inbox: Inbox,
+    talks: Talks,
     metrics: Arc<Metrics>,
     clock: Clock,
     events: Events,
@@ -137,6 +142,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
         config: Config,
         store: S,
         inbox: Inbox,
+        talks: Talks,
         metrics: Arc<Metrics>,
         clock: Clock,
     ) -> Loop<S> {
@@ -147,6 +153,7 @@ impl<S: Store + Clone + 'static> Loop<S> {
             config,
             store,
             inbox,
+            talks,
             metrics,
             clock,
             events: Events::new(SHARD, random),
@@ -163,7 +170,10 @@ impl<S: Store + Clone + 'static> Loop<S> {
     pub(crate) async fn run(mut self) -> Result<(), ServerError> {
         loop {
             let Some((owner, effects)) = self.take().await? else { return Ok(()) };
-            match Owned::new(&mut self, owner).run(effects).await? {
+            let over = Owned::new(&mut self, owner).run(effects).await;
+            // No interactive run outlives its owner.
+            self.talks.registry.all_over(v1::Over::Lost);
+            match over? {
                 Over::Stopped => return Ok(()),
                 Over::Again(why) if self.stopping => {
                     return Err(ServerError::Store(format!("{why}; what runs is not saved")));
@@ -278,12 +288,16 @@ fn refuse(request: Request) {
     match request {
         Request::Enqueue { reply, .. }
         | Request::Cancel { reply, .. }
+        | Request::Shorten { reply, .. }
         | Request::Replay { reply, .. }
         | Request::SetQueue { reply, .. }
         | Request::SetKey { reply, .. } => reply.send(Err(mailbox::taking())),
         Request::Operate { reply, .. } => drop(reply.send(Err(mailbox::taking()))),
+        Request::Interactive { reply, .. } => drop(reply.send(Err(mailbox::taking()))),
         // Their callers hear that there is no answer.
         Request::Explain { .. }
+        | Request::Snapshot { .. }
+        | Request::QueueName { .. }
         | Request::Ended { .. }
         | Request::Watch { .. }
         | Request::Queue { .. }
@@ -318,9 +332,13 @@ struct Owned<'a, S> {
     accepting: HashMap<RequestId, Vec<Accepting>>,
     /// The last that runs have said of how far they are.
     progress: HashMap<TaskId, (Fence, v1::Progress)>,
+    /// Runs whose time was cut, as far as it was told: to what. A worker that comes back is told again, and nobody else.
+    cuts: HashMap<TaskId, (Fence, u64)>,
     next_request: u64,
     /// Runs whose payload is being read, and whether they were stopped meanwhile.
     fetching: HashMap<(TaskId, Fence), bool>,
+    /// Those who want to talk to a run.
+    asking: Asking,
     commit: Option<(CommitId, Instant, Commit)>,
     /// Commits that were begun, and that are durable.
     sealed: u64,
@@ -352,8 +370,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             replies: HashMap::new(),
             accepting: HashMap::new(),
             progress: HashMap::new(),
+            cuts: HashMap::new(),
             next_request: 0,
             fetching: HashMap::new(),
+            asking: Asking::default(),
             commit: None,
             sealed: 0,
             durable: 0,
@@ -420,6 +440,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     }
                 }
                 1.. = self.shell.inbox.requests.recv_many(&mut requests, REQUESTS_PER_ROUND) => {}
+                Some(run) = self.shell.talks.hung_up.recv() => self.on_hangup(run, &mut effects),
                 () = tokio::time::sleep(sleep) => {}
             }
             if let Some(result) = committed {
@@ -548,10 +569,15 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         match back {
             Back::Input(input) => self.step(Input::Shard(input), effects),
             Back::Watched(task) => self.tell_again(*task),
-            Back::Work { session, run, work } => {
+            Back::Work { session, mut run, work } => {
                 let stopped = self.fetching.remove(&(run.task, run.fence));
+                // Its time may have been cut while its payload was read.
+                let as_it_is = self.owner.shard().run(run.task).filter(|other| other.fence == run.fence);
+                if let Some(now) = as_it_is.filter(|now| now.limit_ms > 0) {
+                    (run.limit_ms, run.terms) = (now.limit_ms, now.terms.clone());
+                }
                 match work {
-                    Some(work) if stopped == Some(false) => self.send_start(session, &run, work),
+                    Some(work) if stopped == Some(false) => self.send_start(session, &run, work, None),
                     Some(_) | None => {
                         let (task, fence) = (run.task, run.fence);
                         self.step(Input::Refused { session, task, fence }, effects);
@@ -637,6 +663,7 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         match request {
             Request::Enqueue { reply, .. }
             | Request::Cancel { reply, .. }
+            | Request::Shorten { reply, .. }
             | Request::Replay { reply, .. }
             | Request::SetQueue { reply, .. }
             | Request::SetKey { reply, .. }
@@ -646,6 +673,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             }
             Request::Operate { reply, .. } if self.stopping => drop(reply.send(Err(mailbox::stopping()))),
             Request::Operate { what, reply } => self.operate(what, reply, effects),
+            Request::Interactive { reply, .. } if self.stopping => drop(reply.send(Err(mailbox::stopping()))),
+            Request::Interactive { queue, ask, terminal, reply } => {
+                self.ask_interactive(queue, ask, terminal, reply, effects);
+            }
             Request::Enqueue { queue, tasks, once, reply } => {
                 let request = self.await_answer(reply);
                 if self.shell.events.has_filters() {
@@ -664,6 +695,10 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             Request::Cancel { task, reply } => {
                 let request = self.await_answer(reply);
                 self.step(Input::Shard(ShardInput::Cancel { request, task }), effects);
+            }
+            Request::Shorten { task, max_duration_ms, reply } => {
+                let request = self.await_answer(reply);
+                self.step(Input::Shard(ShardInput::Shorten { request, task, max_duration_ms }), effects);
             }
             Request::Replay { task, reply } => {
                 let request = self.await_answer(reply);
@@ -693,12 +728,18 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
             Request::SetKey { queue, key, set, reply } => {
                 let request = self.await_answer(reply);
                 let input = match set {
-                    KeyChange::Weight(weight) => ShardInput::SetWeight { request, queue, key, weight },
-                    KeyChange::Paused(paused) => ShardInput::PauseKey { request, queue, key, paused },
+                    KeyRequest::Change(change) => ShardInput::SetKey { request, queue, key, change },
+                    KeyRequest::Paused(paused) => ShardInput::PauseKey { request, queue, key, paused },
                 };
                 self.step(Input::Shard(input), effects);
             }
             Request::Settings { name, reply } => drop(reply.send(self.owner.shard().settings(&name))),
+            Request::QueueName { queue, reply } => {
+                drop(reply.send(self.owner.shard().queue_name(queue).cloned()));
+            }
+            Request::Snapshot { queue, reply } => {
+                drop(reply.send(self.owner.shard().snapshot(&queue, self.shell.clock.now())));
+            }
             Request::Explain { tasks, reply } => {
                 drop(reply.send(self.explain(tasks)));
             }
@@ -850,6 +891,16 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                     self.gather_for(worker, |gathering| gathering.down.stop.push(run));
                 }
             }
+            ShardEffect::Limit { worker, task, fence, limit_ms, max_duration_ms } => {
+                let run = Some(convert::run_id(task, fence));
+                let deadline = v1::Deadline { run, max_duration_ms: limit_ms, asked_ms: max_duration_ms };
+                self.gather_for(worker, |gathering| gathering.down.deadlines.push(deadline));
+                self.tell_cut(worker, task, fence, limit_ms);
+            }
+            ShardEffect::Warn { task, fence, grace_ms } => {
+                self.shell.talks.registry.warn((task, fence), grace_ms);
+            }
+            ShardEffect::InteractiveOver { task, fence, why } => self.on_interactive_over((task, fence), why),
             ShardEffect::Acknowledge { worker, task, fence } => {
                 let run = convert::run_id(task, fence);
                 self.gather_for(worker, |gathering| gathering.down.acknowledged.push(run));
@@ -862,7 +913,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                         Ok(
                             Answer::AcceptedBefore(_)
                             | Answer::Configured(_)
-                            | Answer::WeightSet
+                            | Answer::KeySet
+                            | Answer::Shortened(_)
+                            | Answer::Interactive { .. }
                             | Answer::KeyPaused(_)
                             | Answer::Canceled
                             | Answer::Stopping,
@@ -872,15 +925,31 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
                 }
                 if let Some(reply) = self.replies.remove(&request) {
                     reply.send(answer);
+                } else {
+                    self.answer_interactive(request, answer);
                 }
             }
             ShardEffect::Retried { task, end, lane, key, attempt, max_attempts, due, error } => {
                 let error = match (end, error.as_ref()) {
                     (None, _) => NOT_STARTED,
                     (Some(End::Lost), "") => LOST,
-                    (Some(End::Lost | End::Succeeded | End::Failed | End::FailedForGood), error) => error,
+                    (
+                        Some(
+                            End::Lost
+                            | End::Succeeded
+                            | End::Failed
+                            | End::FailedForGood
+                            | End::TimeUp
+                            | End::Downgraded,
+                        ),
+                        error,
+                    ) => error,
                 };
                 self.progress.remove(&task);
+                self.cuts.remove(&task);
+                if let Some(end) = end {
+                    self.shell.metrics.run_ended(end);
+                }
                 self.tell_waits(task, lane, key, Some((attempt, max_attempts)), due, error);
             }
             ShardEffect::Due { task, lane, key } => self.tell_waits(task, lane, key, None, None, ""),
@@ -909,21 +978,38 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         self.shell.starts.count(run.lane.queue, &run.key);
         // A worker that cannot be reached never starts it, and says so by not naming it in its next hello.
         let Some(&session) = self.reach.get(&worker) else { return };
+        if run.task.is_interactive() {
+            return self.start_interactive(session, run, work);
+        }
         self.tell_started(worker, &run);
         match work {
-            Some(work) => self.send_start(session, &run, work),
+            Some(work) => self.send_start(session, &run, work, None),
             None => {
                 self.fetching.insert((run.task, run.fence), false);
                 let (store, back) = (self.shell.store.clone(), self.to_back.clone());
+                let mut run = run;
                 tokio::spawn(async move {
-                    let work = fetch_work(&store, run.task).await;
+                    let found = fetch_work(&store, run.task).await;
+                    let work = found.map(|(work, max_duration_ms)| {
+                        if run.limit_ms == 0 {
+                            // Its row is of a format that did not say.
+                            run.limit_ms = max_duration_ms;
+                        }
+                        work
+                    });
                     drop(back.send(Back::Work { session, run, work }));
                 });
             }
         }
     }
 
-    fn send_start(&mut self, session: SessionId, run: &Run, work: Work) {
+    fn send_start(
+        &mut self,
+        session: SessionId,
+        run: &Run,
+        work: Work,
+        interactive: Option<v1::Interactive>,
+    ) {
         let Some(link) = self.links.get_mut(&session) else { return };
         let queue = run.lane.queue;
         let name = if link.named.insert(queue) { self.owner.shard().queue_name(queue) } else { None };
@@ -931,8 +1017,9 @@ impl<'a, S: Store + Clone + 'static> Owned<'a, S> {
         let payload = Bytes::from_owner(work.payload);
         let content_type = work.content_type.as_str().into();
         link.starts += 1;
-        let (run, number) = (Some(convert::run(run, work.max_duration_ms)), link.starts);
-        let start = v1::Start { run, payload, content_type, number };
+        let (run, number) = (Some(convert::run(run)), link.starts);
+        let files = convert::wire_files(&work.files);
+        let start = v1::Start { run, payload, content_type, files, number, interactive };
         self.gather(session, |gathering| {
             gathering.down.queues.extend(name);
             gathering.start(start);
@@ -1000,13 +1087,14 @@ fn take_more<T>(from: &mut mpsc::Receiver<T>, into: &mut Vec<T>, most: usize) {
     }
 }
 
-/// Reads what a run needs. None: it is not to be had, and the run must be given back.
-async fn fetch_work<S: Store>(store: &S, task: TaskId) -> Option<Work> {
+/// Reads what a run needs, and how long its task may take. None: it is not to be had, and the run must be given back.
+async fn fetch_work<S: Store>(store: &S, task: TaskId) -> Option<(Work, u64)> {
     for n in 0..WORK_TRIES {
         match store.read_task(SHARD, task).await {
             Ok(Some(task)) => {
-                let Task { payload, content_type, max_duration_ms, .. } = task;
-                return Some(Work { payload, content_type, max_duration_ms });
+                let max_duration_ms = task.max_duration_ms();
+                let Task { payload, content_type, files, .. } = task;
+                return Some((Work { payload, content_type, files }, max_duration_ms));
             }
             Ok(None) => return None,
             Err(why) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evenhand_api::v1;
+use evenhand_api::{convert, v1};
 use evenhand_core::change::EndRecord;
 use evenhand_core::explain::Standing;
 use evenhand_core::names::{Fence, Key, LaneId, Millis, TaskId, WorkerId};
@@ -13,6 +13,7 @@ use evenhand_store::Store;
 use super::{Accepting, Back, Owned, SHARD};
 use crate::clients::to_wire;
 use crate::events::{Of, Recent, Subject};
+use crate::mailbox::RunTime;
 
 /// What is said of a run that was given back.
 pub(super) const NOT_STARTED: &str = "its worker did not start it";
@@ -65,6 +66,7 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         }
     }
 
+    /// A run starts, or has less time than before.
     pub(super) fn tell_started(&mut self, worker: WorkerId, run: &Run) {
         let Some(queue) = self.owner.shard().queue_name(run.lane.queue) else { return };
         let subject = Subject { task: run.task, queue, key: &run.key };
@@ -73,8 +75,34 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
         {
             let seat = self.owner.seat(worker).map_or_else(String::new, |seat| seat.as_str().into());
             let running = v1::TaskState::Running.into();
-            let told = v1::Task { seat, state: running, ..of.task(SHARD, run.task) };
+            let mut told = v1::Task { seat, state: running, ..of.task(SHARD, run.task) };
+            self.time_of(run).say(&mut told);
             self.shell.events.tell(self.shell.clock.now(), subject, v1::task_event::Event::Task(told));
+        }
+    }
+
+    /// A run has less time than before: those who watch its task are told, unless they were.
+    pub(super) fn tell_cut(&mut self, worker: WorkerId, task: TaskId, fence: Fence, limit_ms: u64) {
+        if self.cuts.insert(task, (fence, limit_ms)) == Some((fence, limit_ms)) {
+            return;
+        }
+        if let Some(cut) = self.owner.shard().cut_of(task) {
+            self.shell.metrics.cut(cut.why);
+        }
+        if let Some(run) = self.owner.shard().run(task).filter(|run| run.fence == fence).cloned() {
+            self.tell_started(worker, &run);
+        }
+    }
+
+    /// What time a run has.
+    pub(super) fn time_of(&self, run: &Run) -> RunTime {
+        let shard = self.owner.shard();
+        let limit_ms = Some(run.limit_ms).filter(|ms| *ms > 0);
+        RunTime {
+            limit_ms,
+            deadline_ms: limit_ms.map(|ms| run.started.0.saturating_add(ms)),
+            class_ms: shard.class_of_run(run.task),
+            cut: shard.cut_of(run.task).map(convert::run_cut),
         }
     }
 
@@ -134,6 +162,10 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
 
     pub(super) fn finished(&mut self, task: TaskId, lane: LaneId, max_attempts: u16, end: Arc<EndRecord>) {
         self.progress.remove(&task);
+        self.cuts.remove(&task);
+        if let Some(last) = &end.last {
+            self.shell.metrics.run_ended(last.end);
+        }
         let Some(queue) = self.owner.shard().queue_name(lane.queue).cloned() else { return };
         // What the store remembers need not be remembered here.
         let keep = self.owner.shard().settings(&queue).settings.retention_ms == 0;

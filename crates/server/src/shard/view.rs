@@ -9,10 +9,11 @@ use evenhand_core::explain::{Hold, Standing};
 use evenhand_core::names::{Key, QueueId, QueueName, Seat};
 use evenhand_core::owner::health::Health;
 use evenhand_core::owner::{GateView, MemberView};
+use evenhand_core::shard::KeyHold;
 use evenhand_store::Store;
 
 use super::{Owned, SHARD};
-use crate::mailbox::{Explained, QueueView, View};
+use crate::mailbox::{Explained, QueueView, RunTime, View};
 
 /// Waiting tasks whose keys are shown as those that go next.
 const NEXT_KEYS: usize = 1_000;
@@ -43,24 +44,43 @@ const IN_DOUBT: &str = "the store may be an old copy: waiting until all workers 
 impl<S: Store + Clone + 'static> Owned<'_, S> {
     /// How tasks stand that the store has.
     pub(super) fn explain(&self, tasks: Vec<Task>) -> Vec<Explained> {
-        let standings = self.owner.shard().explain_all(&tasks);
+        let standings = self.owner.shard().explain_all(self.shell.clock.now(), &tasks);
         let gate = self.owner.gate();
         let gate = (!gate.open).then(|| format!("{}: {}", Hold::GateShut, gate_text(&gate)));
         let mut idle: HashMap<QueueId, Option<String>> = HashMap::new();
-        let mut explain = |(task, standing): (Task, Standing)| {
-            let (seat, hold) = match &standing {
-                Standing::Running { worker, .. } => (self.owner.seat(*worker).cloned(), None),
-                Standing::Waiting { hold: Hold::GateShut, .. } => (None, gate.clone()),
-                Standing::Waiting { hold: Hold::NoWorker, .. } => {
-                    let queue = task.lane.queue;
-                    (None, idle.entry(queue).or_insert_with(|| self.idle(queue)).clone())
-                }
-                Standing::Waiting { .. } | Standing::Scheduled { .. } | Standing::Over | Standing::Gone => {
-                    (None, None)
-                }
+        // Of some rules more can be said than the shard knows.
+        let mut say = |queue: QueueId, hold: &Hold| {
+            let more = match hold {
+                Hold::GateShut => gate.clone(),
+                Hold::NoWorker => idle.entry(queue).or_insert_with(|| self.idle(queue)).clone(),
+                Hold::Paused
+                | Hold::Key { .. }
+                | Hold::QueueRate { .. }
+                | Hold::ClassFull { .. }
+                | Hold::NoFreeSlot { .. }
+                | Hold::HigherPriority { .. }
+                | Hold::OtherKeys { .. }
+                | Hold::OwnKey { .. }
+                | Hold::Reading
+                | Hold::Writing => None,
             };
+            let said = convert::hold(SHARD, hold);
+            v1::Hold { message: more.unwrap_or(said.message), ..said }
+        };
+        let mut explain = |(task, standing): (Task, Standing)| {
+            let (mut seat, mut holds, mut time) = (None, Vec::new(), RunTime::default());
+            match &standing {
+                Standing::Running { worker, .. } => {
+                    seat = self.owner.seat(*worker).cloned();
+                    time = self.owner.shard().run(task.id).map(|run| self.time_of(run)).unwrap_or_default();
+                }
+                Standing::Waiting { holds: all, .. } => {
+                    holds = all.iter().map(|hold| say(task.lane.queue, hold)).collect();
+                }
+                Standing::Scheduled { .. } | Standing::Over | Standing::Gone => {}
+            }
             let progress = self.progress.get(&task.id).map(|(_, progress)| progress.clone());
-            Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress, hold }
+            Explained { queue: self.queue_name(task.lane.queue), task, standing, seat, progress, holds, time }
         };
         tasks.into_iter().zip(standings).map(&mut explain).collect()
     }
@@ -156,6 +176,14 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 share: if all == 0 { 0.0 } else { got(Some(&key)) as f64 / all as f64 },
                 share_due,
                 paused: shard.is_paused(name, &key),
+                limit: shard.key_limit(id, &key),
+                rate: shard.key_rate(id, &key).map(convert::rate),
+                held: match shard.key_hold(id, &key) {
+                    Some(KeyHold::Paused) => "paused".into(),
+                    Some(KeyHold::AtLimit { .. }) => "limit".into(),
+                    Some(KeyHold::AtRate { .. }) => "rate".into(),
+                    None => String::new(),
+                },
             }
         };
         let mut found: Vec<v1::QueueKey> = seen.into_iter().map(key).collect();
@@ -181,8 +209,11 @@ impl<S: Store + Clone + 'static> Owned<'_, S> {
                 expired: counts.totals.expired,
                 paused: settings.settings.paused,
                 r#loop: shard.loop_state(name).name().into(),
+                classes: shard.classes(name).iter().map(convert::queue_class).collect(),
+                interactive: counts.interactive,
             },
             settings,
+            held_keys: shard.held_keys(name),
             first: shard.first_waiting(name).collect(),
             keys: found,
         })

@@ -3,8 +3,8 @@
 
 use evenhand_core::backlog::Cost;
 use evenhand_core::change::{Settings, Share};
-use evenhand_core::messages::{Input, Start, Unique};
-use evenhand_core::names::{Class, Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId};
+use evenhand_core::messages::{Input, InteractiveAsk, KeyChange, Start, Unique};
+use evenhand_core::names::{Key, Millis, Priority, QueueName, RequestId, RequestKey, TaskId};
 use evenhand_core::{NewTask, Refusal, bounds};
 
 use super::clock::ms;
@@ -57,8 +57,26 @@ impl World {
         match self.rng.below(100) {
             0..=4 => {
                 let key = self.key()?;
-                let weight = self.rng.chance(700).then(|| weight(self.rng.range(1, 1_000_000)));
-                Ok(Input::SetWeight { request, queue, key, weight })
+                let mut change = KeyChange::default();
+                match self.rng.below(3) {
+                    0 => {
+                        change.weight =
+                            Some(self.rng.chance(700).then(|| weight(self.rng.range(1, 1_000_000))))
+                    }
+                    1 => change.limit = Some(self.rng.chance(500).then(|| self.rng.range(1, 3) as u32)),
+                    _ => change.rate = Some(self.plan.queue.key_rate.filter(|_| self.rng.chance(500))),
+                }
+                Ok(Input::SetKey { request, queue, key, change })
+            }
+            46..=49 if !self.tasks_seen.is_empty() => {
+                let task = *self.rng.pick(&self.tasks_seen);
+                let max_duration_ms = self.rng.range(1, 2 * self.plan.run_ms.max(2));
+                Ok(Input::Shorten { request, task, max_duration_ms })
+            }
+            _ if self.rng.chance(self.plan.interactive) => {
+                let max_duration_ms = *self.rng.pick(&[0, self.plan.run_ms]);
+                let ask = InteractiveAsk { key: self.key()?, max_duration_ms };
+                Ok(Input::Interactive { request, queue, ask })
             }
             5..=14 if !self.tasks_seen.is_empty() => {
                 let task = *self.rng.pick(&self.tasks_seen);
@@ -71,7 +89,11 @@ impl World {
             35..=37 if self.plan.timed > 0 => {
                 let paused = self.rng.chance(500);
                 let share = *self.rng.pick(&[self.plan.queue.share, Share::Tasks, Share::Time]);
-                let settings = Settings { paused, share, ..self.plan.queue.clone() };
+                let mut settings = Settings { paused, share, ..self.plan.queue.clone() };
+                if self.rng.chance(300) {
+                    settings.classes.truncate(self.rng.below(3) as usize);
+                    settings.key_limit = self.rng.chance(500).then(|| self.rng.range(1, 3) as u32);
+                }
                 let version = self.rng.chance(300).then(|| self.rng.below(3));
                 Ok(Input::Configure { request, queue, settings, version })
             }
@@ -157,7 +179,11 @@ impl World {
         let mut task = NewTask::new(self.key()?);
         task.weight = weight(*self.rng.pick(&[1, 200, 1000, 1000, 1000, 5000, 1_000_000]));
         task.priority = Priority(self.rng.below(self.plan.priorities) as u8);
-        task.class = Class(self.rng.below(self.plan.classes) as u8);
+        if !self.plan.queue.classes.is_empty() && self.rng.chance(600) {
+            task.max_duration_ms = self.rng.pick(&self.plan.queue.classes).duration_ms;
+        } else if self.rng.chance(100) {
+            task.max_duration_ms = self.rng.range(1, 2 * self.plan.run_ms.max(1));
+        }
         task.cost = Cost::new(*self.rng.pick(&[1, 1000, 1000, 1000, 7000]))?;
         task.expected_ms = *self.rng.pick(&[0, 0, 1, self.plan.run_ms, 10 * self.plan.run_ms]);
         task.max_attempts = Some(self.rng.range(1, 4) as u16);

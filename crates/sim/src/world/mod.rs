@@ -76,6 +76,7 @@ enum Event {
     Dead(usize),
     NotStarted(usize, TaskId, Fence),
     RunEnds(usize, TaskId, Fence),
+    TimeUp(usize, TaskId, Fence),
     RunKilled(usize, TaskId, Fence),
 }
 
@@ -363,6 +364,7 @@ impl World {
                 self.tell_worker(process, Fact::NotStarted { task, fence })
             }
             Event::RunEnds(process, task, fence) => self.run_is_gone(process, task, fence, false),
+            Event::TimeUp(process, task, fence) => self.time_up(process, task, fence),
             Event::RunKilled(process, task, fence) => self.run_is_gone(process, task, fence, true),
         }
     }

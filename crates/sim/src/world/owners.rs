@@ -4,13 +4,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use evenhand_core::admission::RateUnit;
 use evenhand_core::messages::{self, Answer};
 use evenhand_core::names::{CommitId, Fence, Millis, SessionId, StoreId, TaskId, WorkerId};
 use evenhand_core::owner::messages::{Effect, Input};
 use evenhand_core::owner::{Identity, Owner, Settings};
 use evenhand_core::timers::due_at;
 use evenhand_core::worker::Down;
-use evenhand_core::{Change, canary, check};
+use evenhand_core::{Change, Run, canary, check};
 use evenhand_store::{Fault, Store, Tables, ready};
 
 use super::clock::{Clock, Micros, ms};
@@ -283,7 +284,18 @@ impl World {
     fn step(&mut self, owner: usize, input: Input) -> Result<(), String> {
         let state = &mut self.owners[owner];
         let mut effects = Vec::new();
+        let asked = if let Input::Shard(messages::Input::Interactive { request, .. }) = &input {
+            Some(*request)
+        } else {
+            None
+        };
         state.core.step(state.server.clock.read(self.now), input, &mut effects);
+        if let Some(asked) = asked {
+            let is_answer = |effect: &Effect| matches!(effect, Effect::Shard(messages::Effect::Answer { request, .. }) if *request == asked);
+            if !effects.iter().any(is_answer) {
+                return Err("an interactive request was not answered at once".into());
+            }
+        }
         // What a zombie believes is past; it only must not do harm.
         if self.current == Some(owner) && !self.options.blind {
             check::owner(&state.core)?;
@@ -298,7 +310,9 @@ impl World {
         let Some(owner) = self.current.map(|owner| &self.owners[owner].core) else { return Ok(()) };
         let unknown =
             |task: TaskId, fence: Fence| owner.shard().run(task).is_none_or(|run| run.fence != fence);
-        match self.oracle.alive().iter().find(|&(&task, &fence)| unknown(task, fence)) {
+        // One that is halted counts no more while it is being killed.
+        let counts = |task: TaskId| !task.is_interactive();
+        match self.oracle.alive().iter().find(|&(&task, &fence)| counts(task) && unknown(task, fence)) {
             Some((task, fence)) if owner.gate().open => {
                 Err(format!("task {task} runs as {fence:?}, and the owner takes it for dead"))
             }
@@ -392,6 +406,7 @@ impl World {
             Effect::Start { worker, run, .. } => {
                 let now = self.owners[owner].server.clock.read(self.now);
                 self.oracle.dispatched(&run, now)?;
+                self.admitted(owner, &run)?;
                 if let Some(&link) = self.owners[owner].routes.get(&worker) {
                     self.murphy_at_start(self.links[link].process);
                 }
@@ -402,6 +417,9 @@ impl World {
                 }
             }
             Effect::Stop { worker, task, fence } => self.say_to(owner, worker, Down::Stop { task, fence }),
+            Effect::Acknowledge { worker, task, fence } if task.is_interactive() => {
+                self.say_to(owner, worker, Down::Acknowledge { task, fence });
+            }
             Effect::Acknowledge { worker, task, fence } => {
                 self.store.look(SHARD, |tables| self.oracle.acknowledged(tables, task, fence))?;
                 self.say_to(owner, worker, Down::Acknowledge { task, fence });
@@ -425,11 +443,31 @@ impl World {
             }
             Effect::Answer {
                 answer:
-                    Ok(Answer::WeightSet | Answer::Canceled | Answer::Configured(_) | Answer::KeyPaused(_))
+                    Ok(
+                        Answer::KeySet
+                        | Answer::Canceled
+                        | Answer::Configured(_)
+                        | Answer::KeyPaused(_)
+                        | Answer::Shortened(_),
+                    )
                     | Err(_),
                 ..
             } => {}
-            Effect::Retried { task, attempt, .. } => {
+            Effect::Answer { answer: Ok(Answer::Interactive { task, fence, .. }), .. } => {
+                self.oracle.interactive_began(task, fence);
+                // Clients leave at some time.
+                let stays = self.rng.below(4 * ms(self.plan.run_ms) + 1);
+                self.at(stays, Event::ToOwner(owner, messages::Input::Hangup { task, fence }));
+            }
+            Effect::Limit { worker, task, fence, limit_ms, max_duration_ms } => {
+                self.say_to(owner, worker, Down::Limit { task, fence, limit_ms, max_duration_ms });
+            }
+            Effect::Warn { .. } => {}
+            Effect::InteractiveOver { task, fence, .. } => self.oracle.interactive_over(task, fence)?,
+            Effect::Retried { task, attempt, end, lane, .. } => {
+                if end.is_none() {
+                    self.oracle.not_started(lane.queue);
+                }
                 self.store.look(SHARD, |tables| self.oracle.told_retried(tables, task, attempt))?;
             }
             Effect::Due { .. } => {}
@@ -450,6 +488,32 @@ impl World {
         Ok(())
     }
 
+    /// No start exceeds a limit: not that of its class, nor that of its key.
+    fn admitted(&mut self, owner: usize, run: &Run) -> Result<(), String> {
+        let shard = self.owners[owner].core.shard();
+        let Some(queue) = shard.queue_name(run.lane.queue) else { return Ok(()) };
+        let held = shard.class_of_run(run.task);
+        for class in shard.classes(queue).iter().skip(1) {
+            if held.is_some_and(|held| held >= class.duration_ms) && class.held > class.limit {
+                let (is, limit, ms) = (class.held, class.limit, class.duration_ms);
+                return Err(format!("task {}: {is} runs hold the class of {ms} ms, {limit} may", run.task));
+            }
+        }
+        let settings = shard.settings(queue).settings;
+        if let Some(rate) = settings.rate.filter(|rate| rate.unit == RateUnit::Tasks) {
+            let id = run.lane.queue;
+            self.oracle.within_rate(id, self.now, rate.per_second, rate.burst)?;
+        }
+        let limit = shard.override_of(queue, &run.key).limit.or(settings.key_limit);
+        let running = shard.key_counts(queue, &run.key).running;
+        match limit {
+            Some(limit) if running > u64::from(limit) => {
+                Err(format!("task {}: {running} of key {} run, {limit} may", run.task, run.key))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Why the owner has not come to rest, if it has not.
     pub(super) fn busy_owner(&self) -> Option<String> {
         let Some(owner) = self.current else { return Some("nobody owns the shard".into()) };
@@ -465,6 +529,9 @@ impl World {
         let (slots, alive) = (owner.shard().slots_and_runs(), self.oracle.alive().len());
         if slots != (0, 0) || alive > 0 {
             return Some(format!("slots held and runs known are {slots:?}, {alive} runs are alive"));
+        }
+        if let Some((task, _)) = self.oracle.talking(owner.shard().epoch()).next() {
+            return Some(format!("nobody told the client of interactive task {task} that it is over"));
         }
         let silent = owner.members().find(|member| member.why_not.is_some())?;
         Some(format!("{} gets no work: {:?}", silent.seat, silent.why_not))

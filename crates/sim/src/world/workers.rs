@@ -60,6 +60,8 @@ pub(super) struct Process {
     deadline: Option<Micros>,
     alarm: Option<Micros>,
     pub(super) runs: BTreeMap<TaskId, (Fence, End)>,
+    /// When its runs began.
+    began: BTreeMap<Fence, Micros>,
 }
 
 /// What a worker process is about to learn.
@@ -142,6 +144,7 @@ impl World {
             deadline: None,
             alarm: None,
             runs: BTreeMap::new(),
+            began: BTreeMap::new(),
         });
         self.dial_soon(self.processes.len() - 1);
         Ok(())
@@ -237,6 +240,10 @@ impl World {
                 self.stop(process, task, fence);
                 return Ok(());
             }
+            Effect::Limit { task, fence, limit_ms } => {
+                self.cut(process, task, fence, limit_ms);
+                return Ok(());
+            }
             Effect::Forget { .. } => return Ok(()),
             Effect::Lease { until } => {
                 state.deadline = Some(state.clock.when(until));
@@ -309,9 +316,36 @@ impl World {
             let longest = if self.rng.chance(400) { self.plan.run_ms } else { self.plan.run_ms / 8 };
             self.rng.below(ms(longest) + 1)
         };
-        self.processes[process].runs.insert(run.task, (run.fence, end));
+        let slots = self.places[self.processes[process].place].slots as usize;
+        let state = &mut self.processes[process];
+        state.runs.insert(run.task, (run.fence, end));
+        state.began.insert(run.fence, self.now);
+        if state.runs.len() > slots {
+            let alive = state.runs.len();
+            return Err(format!("a worker with {slots} slots has {alive} processes: {:?}", state.runs));
+        }
         self.at(takes, Event::RunEnds(process, run.task, run.fence));
+        if run.limit_ms > 0 {
+            self.cut(process, run.task, run.fence, run.limit_ms);
+        }
         Ok(())
+    }
+
+    /// A run has so much time from its start: it is stopped then.
+    fn cut(&mut self, process: usize, task: TaskId, fence: Fence, limit_ms: u64) {
+        if let Some(&began) = self.processes[process].began.get(&fence) {
+            self.at_time(began + ms(limit_ms), Event::TimeUp(process, task, fence));
+        }
+    }
+
+    /// The time of a run is over, if it still runs.
+    pub(super) fn time_up(&mut self, process: usize, task: TaskId, fence: Fence) -> Result<(), String> {
+        if let Some((of, end)) = self.processes[process].runs.get_mut(&task)
+            && *of == fence
+        {
+            *end = End::TimeUp;
+        }
+        self.run_is_gone(process, task, fence, false)
     }
 
     fn stop(&mut self, process: usize, task: TaskId, fence: Fence) {

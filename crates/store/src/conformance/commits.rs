@@ -1,6 +1,6 @@
 //! One commit: all of it, in its order, as large as the bounds allow, visible at once and durable.
 
-use evenhand_core::backlog::Level;
+use evenhand_core::backlog::{Level, Weight};
 use evenhand_core::change::LaneRecord;
 use evenhand_core::names::{LaneId, QueueId, ShardId};
 use evenhand_core::{Change, Task, bounds};
@@ -73,8 +73,11 @@ pub async fn the_last_change_of_a_record_in_a_commit_wins<H: Harness>(h: &H) {
     let metadata = Owner::new(&store).await.metadata;
     let keys = vec![(LANE, key("kept"), key_record(2)), (LANE, key("new"), key_record(3))];
     assert_eq!(metadata.keys, keys);
-    let weights: Vec<_> =
-        metadata.overrides.iter().map(|(_, key, w)| (key.as_str(), w.thousandths())).collect();
+    let weights: Vec<_> = metadata
+        .overrides
+        .iter()
+        .map(|(_, key, w)| (key.as_str(), w.weight.map_or(0, Weight::thousandths)))
+        .collect();
     assert_eq!(weights, [("kept", 2_000)]);
     let record = LaneRecord { ack: at(2), max: at(2), ..LaneRecord::default() };
     assert_eq!(metadata.lanes, [(LANE, record)]);

@@ -1,6 +1,7 @@
 //! Owners that lost the shard, and know it late or never. Nothing they do may change anything, and what
 //! they did in the last moment either happened before the take-over, and is seen by it, or not at all.
 
+use evenhand_core::change::Place;
 use evenhand_core::life::Outcome;
 use evenhand_core::names::{Epoch, ShardId, StoreId, TaskId};
 use evenhand_core::{Change, Task};
@@ -35,11 +36,12 @@ fn kind(change: &Change) -> usize {
         Change::Parked { .. } => 19,
         Change::Paused { .. } => 20,
         Change::Doubt { .. } => 21,
+        Change::Shortened { .. } => 22,
         Change::Seq { .. } => KINDS - 1,
     }
 }
 
-const KINDS: usize = 23;
+const KINDS: usize = 24;
 
 /// What a zombie might do to [`furniture`]: each of these would be seen if it happened.
 fn mischief() -> Vec<Change> {
@@ -52,6 +54,7 @@ fn mischief() -> Vec<Change> {
         requeued(&delayed(&task(5)), at(11)),
         moved(&task(2), &put_off(&task(2), timer_at(12))),
         set_aside(&task(2)),
+        shortened(&task(2), &shorter(&task(2), lane(1, 5, 1), Place::Lane(at(12)), 77)),
         Change::Canceling { task: TaskId(2) },
         finished(&task(3)),
         finished(&aside(&task(4))),

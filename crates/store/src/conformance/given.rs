@@ -5,10 +5,12 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestIds,
-    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+    AfterDowngrade, EndRecord, KeyRecord, LaneRecord, MemberRecord, Override, ParkedRecord, Place,
+    QueueRecord, RequestIds, RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow,
+    Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
@@ -71,8 +73,8 @@ pub(super) fn task(n: u64) -> Task {
         lost: 0,
         terms: None,
         replay_of: None,
+        files: Default::default(),
         accepted: Millis(1_000 + n),
-        max_duration_ms: 0,
         content_type: ContentType::default(),
         payload: format!("payload {n}").into_bytes().into(),
     }
@@ -184,6 +186,18 @@ pub(super) fn moved(task: &Task, to: &Task) -> Change {
     Change::Moved { lane: task.lane, from: task.place, to: to.place, row: to.row_at(level), tried }
 }
 
+/// The same task with so much time, in this lane and at this place.
+pub(super) fn shorter(task: &Task, lane: LaneId, place: Place, max_duration_ms: u64) -> Task {
+    let terms = task.terms.as_deref().cloned().unwrap_or_default();
+    Task { lane, place, terms: Some(Terms { max_duration_ms, ..terms }.into()), ..task.clone() }
+}
+
+/// Turns a task into what [`shorter`] makes of it.
+pub(super) fn shortened(task: &Task, to: &Task) -> Change {
+    let Change::Moved { from, to: place, row, .. } = moved(task, to) else { unreachable!("a move") };
+    Change::Shortened { from_lane: task.lane, from, lane: to.lane, to: place, row }
+}
+
 /// Turns a task into what [`retried`] makes of it.
 pub(super) fn requeued(task: &Task, to: Level) -> Change {
     moved(task, &retried(task, to))
@@ -223,7 +237,8 @@ pub(super) fn timers_acked(ack: Level) -> Change {
 /// What a task may ask for, all of it.
 pub(super) fn terms(n: u64) -> Terms {
     let backoff = Backoff { first_ms: n, factor: 1_000 + n as u32, max_ms: n << 8 };
-    Terms { backoff: Some(backoff), expires: Some(Millis(n << 30)), attach_ms: n, expected_ms: n << 4 }
+    let (expires, max_duration_ms) = (Some(Millis(n << 30)), n << 2);
+    Terms { backoff: Some(backoff), expires, attach_ms: n, expected_ms: n << 4, max_duration_ms }
 }
 
 /// Settings that are told apart by one number.
@@ -235,6 +250,18 @@ pub(super) fn settings_record(n: u64) -> SettingsRecord {
         retention_ms: n << 40,
         share: if n.is_multiple_of(2) { Share::Time } else { Share::Tasks },
         paused: n.is_multiple_of(3),
+        classes: (1..=n % 4)
+            .map(|class| ClassLimit {
+                duration_ms: class << 20,
+                limit: [Limit::All, Limit::Slots(class as u32 + 5), Limit::Percent(class as u8)]
+                    [class as usize - 1],
+            })
+            .collect(),
+        after_downgrade: if n.is_multiple_of(2) { AfterDowngrade::Requeue } else { AfterDowngrade::Fail },
+        interactive_grace_ms: n << 9,
+        key_limit: n.is_multiple_of(2).then_some(n as u32),
+        rate: n.is_multiple_of(3).then_some(rate(n)),
+        key_rate: n.is_multiple_of(5).then_some(rate(n << 20)),
     };
     SettingsRecord { version: n, settings }
 }
@@ -286,12 +313,30 @@ pub(super) fn forget_key(lane: LaneId, text: &str) -> Change {
     Change::Key { lane, key: key(text), record: None }
 }
 
+fn rate(n: u64) -> Rate {
+    Rate {
+        per_second: n,
+        burst: n + 1,
+        unit: if n.is_multiple_of(2) { RateUnit::Cost } else { RateUnit::Tasks },
+    }
+}
+
+/// What a key of this weight has of its own, told apart by it.
+pub(super) fn own(weight: Weight) -> Override {
+    let n = weight.thousandths();
+    Override {
+        weight: Some(weight),
+        limit: n.is_multiple_of(2).then_some(n),
+        rate: n.is_multiple_of(3).then_some(rate(n.into())),
+    }
+}
+
 pub(super) fn put_override(queue: QueueId, text: &str, thousandths: u32) -> Change {
-    Change::Override { queue, key: key(text), weight: Some(weight(thousandths)) }
+    Change::Override { queue, key: key(text), over: own(weight(thousandths)) }
 }
 
 pub(super) fn drop_override(queue: QueueId, text: &str) -> Change {
-    Change::Override { queue, key: key(text), weight: None }
+    Change::Override { queue, key: key(text), over: Override::default() }
 }
 
 pub(super) fn put_queue(queue: QueueId, name: &str, accepted: u64) -> Change {
@@ -380,6 +425,7 @@ pub(super) fn member_record(n: u64) -> MemberRecord {
         terms: task.is_multiple_of(4).then(|| terms(task).into()),
         fence: Fence { epoch: Epoch(n), dispatch: task, nonce: task << 50 | n },
         started: Millis(n),
+        limit_ms: task * n,
     };
     let life = Life { process: n, rejoin: 2 };
     let incarnation = Incarnation { epoch: Epoch(n), nonce: n << 40 };

@@ -69,6 +69,32 @@ pub async fn a_task_goes_from_any_place_to_any_other<H: Harness>(h: &H) {
     }
 }
 
+/// Wherever it is: its row goes to its new place, in its own lane or another, and its record says so. What it says of its
+/// duration outlives later moves.
+pub async fn a_task_is_shortened_wherever_it_is<H: Harness>(h: &H) {
+    let other = lane(1, 5, 1);
+    for (begin, from) in anywhere() {
+        for (lane, place) in [(LANE, Place::Lane(at(20))), (other, Place::Lane(at(20))), (LANE, Place::Aside)]
+        {
+            let store = h.fresh().await;
+            let owner = owner_of_neighbours(&store).await;
+            owner.commit(begin.clone()).await;
+            let to = shorter(&from, lane, place, 77);
+            owner.commit(vec![shortened(&from, &to)]).await;
+            assert_eq!(owner.task(2).await, Some(to.clone()), "from {from:?}");
+            let store = h.reopen(store).await;
+            let rows = contents_of(&store, SHARD, &[LANE, other]).await.rows;
+            let mine: Vec<_> = rows.into_iter().filter(|(_, row)| row.task == to.id).collect();
+            let expected = place.level().map(|level| (lane, to.row_at(level)));
+            assert_eq!(mine, Vec::from_iter(expected), "from {from:?}");
+            let owner = Owner::new(&store).await;
+            let again = put_off(&to, timer_at(30));
+            owner.commit(vec![moved(&to, &again)]).await;
+            assert_eq!(owner.task(2).await, Some(again));
+        }
+    }
+}
+
 /// Whether a charge is chained, and whether its cost is a time, is kept, wherever the task is.
 pub async fn a_charge_keeps_what_it_says_wherever_its_task_is<H: Harness>(h: &H) {
     for (chained, timed) in [(false, false), (false, true), (true, false), (true, true)] {

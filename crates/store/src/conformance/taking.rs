@@ -121,7 +121,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
     let first = Metadata {
         next_seq: 209,
         queues: vec![(mail, queue("mail", 10)), (render, queue("render", 20))],
-        overrides: vec![(render, key("acme"), Weight::MIN), (render, key("zeta"), Weight::MAX)],
+        overrides: vec![(render, key("acme"), own(Weight::MIN)), (render, key("zeta"), own(Weight::MAX))],
         lanes: vec![(other, levels(2)), (LANE, levels(1))],
         keys: vec![
             (other, key("acme"), key_record(3)),
@@ -170,7 +170,7 @@ pub async fn taking_returns_the_metadata_last_committed<H: Harness>(h: &H) {
     let second = Metadata {
         next_seq: 300,
         queues: vec![(mail, queue("mail", 10)), (render, queue("render", 21))],
-        overrides: vec![(mail, key("acme"), weight(1_500)), (render, key("zeta"), Weight::MAX)],
+        overrides: vec![(mail, key("acme"), own(weight(1_500))), (render, key("zeta"), own(Weight::MAX))],
         lanes: vec![(other, levels(2)), (LANE, levels(9))],
         keys: vec![(other, key("acme"), key_record(3)), (LANE, key("acme"), key_record(11))],
         aside: vec![aside(&eight)],

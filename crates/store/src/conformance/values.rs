@@ -1,17 +1,19 @@
 //! What users and the core put in comes out the same: any bytes, any allowed text, any number that the
 //! types can hold. A store that trims, folds, collates, escapes or cuts off is found here.
 
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+    AfterDowngrade, EndRecord, KeyRecord, LaneRecord, Place, QueueRecord, RequestIds, RequestRecord,
+    Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
-use evenhand_core::names::{ContentType, Key, Millis, QueueId, RequestKey, TaskId};
-use evenhand_core::{Change, Task, bounds};
+use evenhand_core::names::{ContentType, FileName, Key, Millis, QueueId, RequestKey, TaskId};
+use evenhand_core::{Change, File, Task, bounds};
 
 use super::Harness;
 use super::given::*;
+use crate::LISTING_BYTES;
 
 /// None, every byte there is, bytes that are no text, and as many as are allowed.
 pub async fn payloads_come_back_byte_for_byte<H: Harness>(h: &H) {
@@ -46,6 +48,45 @@ pub async fn payloads_come_back_byte_for_byte<H: Harness>(h: &H) {
     }
     assert!(owner.tasks().await == tasks, "the payloads in a listing");
     assert_eq!(owner.metadata.aside, [tasks[5].clone()]);
+}
+
+/// None, as many as are allowed, the largest, and names that are awkward; of tasks that wait, were moved and have
+/// ended. They are forgotten with their task.
+pub async fn files_come_back_byte_for_byte_under_their_names<H: Harness>(h: &H) {
+    let file =
+        |name: &str, bytes: &[u8]| File { name: FileName::new(name).expect("a name"), bytes: bytes.into() };
+    let largest = vec![7; bounds::FILE_BYTES];
+    let longest = "\u{1f9a5}".repeat(bounds::FILE_NAME_BYTES / 4);
+    let names = ["a", "A", "a ", " a", "-a", ".a", "a\\b", "a'b\"", "e\u{301}", "\u{e9}", &longest];
+    let files: [Vec<File>; 5] = [
+        vec![],
+        vec![file("empty", b"")],
+        names.iter().map(|name| file(name, name.as_bytes())).collect(),
+        (0..bounds::FILES_PER_TASK).map(|n| file(&n.to_string(), &[n as u8; 100])).collect(),
+        (0..4).map(|n| file(&format!("large-{n}"), &largest)).collect(),
+    ];
+    let with = |(n, files): (u64, Vec<File>)| Task { files: files.into(), ..task(n) };
+    let mut tasks: Vec<Task> = (1..).zip(files).map(with).collect();
+    tasks[4].payload = [].into();
+    let store = h.fresh().await;
+    let owner = Owner::new(&store).await;
+    owner.commit(accept_all(&tasks)).await;
+    owner.commit(vec![set_aside(&tasks[2]), requeued(&tasks[3], at(50))]).await;
+    tasks[2] = aside(&tasks[2]);
+    tasks[3] = retried(&tasks[3], at(50));
+
+    let store = h.reopen(store).await;
+    let owner = Owner::new(&store).await;
+    for task in &tasks {
+        assert!(owner.task(task.id.0).await.as_ref() == Some(task), "the files of task {}", task.id);
+    }
+    assert!(owner.tasks().await == tasks, "the files in a listing");
+    let filled = |n: u64| Task { files: tasks[4].files.clone(), ..task(n) };
+    owner.commit(accept_all(&[filled(100), filled(101), filled(102)])).await;
+    let listing = owner.list(None, 99, 10).await;
+    assert_eq!(listing.tasks.len(), LISTING_BYTES / bounds::INPUT_BYTES, "the bytes of files count in it");
+    owner.commit(vec![finished(&tasks[4])]).await;
+    assert!(owner.task(5).await.is_none());
 }
 
 /// Keys that are awkward alone, and keys that are easily taken for each other.
@@ -126,8 +167,12 @@ pub async fn keys_come_back_as_they_are_and_stay_apart<H: Harness>(h: &H) {
     let records: Vec<_> = numbered().map(|(n, key)| (LANE, key.clone(), key_record(n))).collect();
     assert_eq!(contents.metadata.keys, records);
     let weights: Vec<_> = numbered().map(|(n, key)| (key.clone(), n)).collect();
-    let found: Vec<_> =
-        contents.metadata.overrides.iter().map(|(_, key, w)| (key.clone(), w.thousandths())).collect();
+    let found: Vec<_> = contents
+        .metadata
+        .overrides
+        .iter()
+        .map(|(_, key, w)| (key.clone(), w.weight.map_or(0, Weight::thousandths)))
+        .collect();
     assert_eq!(found, weights);
 
     let owner = Owner::new(&store).await;
@@ -191,13 +236,13 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         expires: Some(Millis(u64::MAX)),
         attach_ms: u64::MAX,
         expected_ms: u64::MAX,
+        max_duration_ms: u64::MAX,
     };
     let smallest = Task {
         place: Place::Lane(level(0, 1)),
         charge: Charge { cost: cheapest, weight: Weight::MAX, chained: true, timed: true },
         max_attempts: 1,
         accepted: Millis(0),
-        max_duration_ms: 0,
         content_type: ContentType::default(),
         ..task(1)
     };
@@ -212,7 +257,6 @@ pub async fn tasks_keep_numbers_at_their_limits<H: Harness>(h: &H) {
         terms: Some(most.into()),
         replay_of: Some(TaskId(Level::LAST_SEQ - 1)),
         accepted: Millis(u64::MAX),
-        max_duration_ms: u64::MAX,
         content_type: ContentType::new(&"x/".repeat(63)).expect("a long one"),
         ..task(1)
     };
@@ -393,6 +437,15 @@ pub async fn requests_and_settings_come_back_as_they_were<H: Harness>(h: &H) {
                 retention_ms: u64::MAX,
                 share: Share::Time,
                 paused: true,
+                classes: vec![
+                    ClassLimit { duration_ms: u64::MAX, limit: Limit::Slots(u32::MAX) };
+                    bounds::CLASSES.into()
+                ],
+                after_downgrade: AfterDowngrade::Requeue,
+                interactive_grace_ms: u64::MAX,
+                key_limit: Some(u32::MAX),
+                rate: Some(Rate { per_second: u64::MAX, burst: u64::MAX, unit: RateUnit::Cost }),
+                key_rate: Some(Rate { per_second: 0, burst: 0, unit: RateUnit::Tasks }),
             },
         },
     ];

@@ -466,7 +466,7 @@ fn read_tasks(
     loop {
         let listing = loaded.list(shard, Wanted::default(), after, 1_000)?;
         for task in &listing.tasks {
-            advance(task.payload.len() as u64);
+            advance(task.input_bytes() as u64);
             checked.tasks += 1;
             let (lane, level) = match task.place {
                 Place::Lane(level) => (task.lane, level),

@@ -21,13 +21,14 @@ use crate::StoreError;
 
 /// The format that this version writes. It reads those from [`OLDEST_FORMAT`] on, and turns a directory into
 /// one of this when it is opened. 2 added records (workers, requests, the store's id) and a field of tasks; 3
-/// added timers, tries, ends, settings, and what tasks, rows, queues and requests have to say of them. Each reads
-/// what those before it wrote as it is.
+/// added timers, tries, ends, settings, and what tasks, rows, queues and requests have to say of them; 4 added the
+/// files of tasks, how long a task may take to its row, two ways for a run to end, and what settings and keys have to say
+/// of classes, limits and rates. Each reads what those before it wrote as it is.
 ///
 /// To change it: raise this number; teach [`Dir::open`] to turn a directory of the last format into one of
 /// this (or to say that it cannot, and with which version it can); keep the directory of every earlier
 /// format in `tests/formats` with a test that opens it; write it into the changelog.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 /// The oldest format that this version reads.
 pub(super) const OLDEST_FORMAT: u32 = 1;
 

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | rows | shard, lane, level | what the window needs of a task | once |
 //! | rows | shard, [`TIMERS`], level | a timer, with the row of the task that waits for it | once |
-//! | tasks | shard, id | the task as it was accepted, payload included | once |
+//! | tasks | shard, id | the task as it was accepted, payload and files included | once |
 //! | tasks | shard, id with its top bit set | how the task ended, result included | once |
 //! | records | shard, one letter, a name | epoch, seq, queues, lanes, keys, workers and the rest, by letter | in place |
 //!
@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 use evenhand_core::backlog::Level;
 use evenhand_core::bounds::TRIES_KEPT;
-use evenhand_core::change::{LaneRecord, Place, ShelfRecord};
+use evenhand_core::change::{LaneRecord, Override, Place, ShelfRecord};
 use evenhand_core::names::{
     Class, Key, LaneId, Priority, QueueId, RequestKey, Seat, ShardId, StoreId, TaskId,
 };
@@ -77,7 +77,7 @@ pub(super) const SEQ: u8 = b's';
 pub(super) const QUEUE: u8 = b'q';
 /// A queue's settings, by id.
 pub(super) const SETTINGS: u8 = b'g';
-/// A weight by override, by queue and key.
+/// What a key has of its own, by queue and key.
 pub(super) const OVERRIDE: u8 = b'o';
 /// A lane, by id; and the timers, as [`TIMERS`].
 pub(super) const LANE: u8 = b'l';
@@ -365,7 +365,11 @@ impl Batch {
 /// About how much a change writes.
 fn about_bytes(change: &Change) -> usize {
     match change {
-        Change::Accepted(task) => 160 + 2 * task.key.as_str().len() + task.payload.len(),
+        // Of a file also its name, and two lengths.
+        Change::Accepted(task) => {
+            160 + 2 * task.key.as_str().len() + task.files.len() * 144 + task.input_bytes()
+        }
+        Change::Shortened { .. } => 192,
         Change::Moved { tried, .. } => 192 + tried.as_ref().map_or(0, |tried| 64 + tried.error.len()),
         Change::Finished { end, .. } => 64 + end.as_ref().map_or(0, |end| 128 + end.result.len()),
         Change::Member { record, .. } => 128 + 128 * record.as_ref().map_or(0, |r| r.running.len()),
@@ -488,7 +492,7 @@ impl Writing {
                     self.delete_record(&parked_row_key(shard, *lane, &row.key, *level));
                 }
                 self.enter(row.task, *lane, *to, |level| Row { level, ..row.clone() });
-                values::put_moved(&mut self.value, *to, row);
+                values::put_moved(&mut self.value, *lane, *to, row);
                 self.put_record(&moved_key(shard, row.task));
                 if let Some(tried) = tried {
                     values::put_try(&mut self.value, tried);
@@ -497,6 +501,15 @@ impl Writing {
                         self.delete_record(&try_key(shard, row.task, tried.attempt - TRIES_KEPT));
                     }
                 }
+            }
+            Change::Shortened { from_lane, from, lane, to, row } => {
+                self.leave(row.task, *from_lane, *from);
+                if let Place::Parked(level) = from {
+                    self.delete_record(&parked_row_key(shard, *from_lane, &row.key, *level));
+                }
+                self.enter(row.task, *lane, *to, |level| Row { level, ..row.clone() });
+                values::put_moved(&mut self.value, *lane, *to, row);
+                self.put_record(&moved_key(shard, row.task));
             }
             Change::Canceling { task } => self.put_record(&canceling_key(shard, *task)),
             Change::Finished { task, lane, from, tries, canceling, outcome: _, end } => {
@@ -582,14 +595,13 @@ impl Writing {
                 values::put_queue(value, record);
                 self.put_record(&record_key(shard, QUEUE, &[&queue.0.to_be_bytes()]));
             }
-            Change::Override { queue, key, weight } => {
+            Change::Override { queue, key, over } => {
                 let at = record_key(shard, OVERRIDE, &[&queue.0.to_be_bytes(), key.as_str().as_bytes()]);
-                match weight {
-                    Some(weight) => {
-                        value.put_u32(weight.thousandths());
-                        self.put_record(&at);
-                    }
-                    None => self.delete_record(&at),
+                if *over == Override::default() {
+                    self.delete_record(&at);
+                } else {
+                    values::put_override(value, over);
+                    self.put_record(&at);
                 }
             }
             Change::Member { seat, record } => {
@@ -721,7 +733,7 @@ pub(super) fn tell(
         &SETTINGS => metadata.settings.push((queue(name)?, values::settings(value)?)),
         &OVERRIDE => {
             let queue = queue(name)?;
-            metadata.overrides.push((queue, Key::new(text(record, name)?).ok()?, values::weight(value)?));
+            metadata.overrides.push((queue, Key::new(text(record, name)?).ok()?, values::own(value)?));
         }
         &LANE => {
             let (lane, record) = (lane(name)?, values::lane(value)?);
@@ -782,9 +794,9 @@ mod tests {
             terms: None,
             replay_of: None,
             accepted: Millis(0),
-            max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: [].into(),
+            files: Default::default(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::ops::Bound;
 
 use evenhand_core::backlog::Level;
 use evenhand_core::change::{EndRecord, Place, TimerRow};
+use evenhand_core::life::Terms;
 use evenhand_core::names::{Epoch, Key, LaneId, ShardId, TaskId};
 use evenhand_core::{Metadata, Row, Task};
 
@@ -393,7 +394,7 @@ impl Filling {
         if wanted.queue.is_some_and(|queue| task.lane.queue != queue)
             || wanted.ended.is_some_and(|ended| ended != (task.place == Place::Over))
         {
-            return self.pass(task.id, task.payload.len());
+            return self.pass(task.id, task.input_bytes());
         }
         self.passed += 1;
         if self.listing.tasks.len() == self.limit || self.bytes >= LISTING_BYTES {
@@ -401,7 +402,7 @@ impl Filling {
             return false;
         }
         self.seen = task.id;
-        self.bytes += task.payload.len();
+        self.bytes += task.input_bytes();
         self.listing.tasks.push(task);
         true
     }
@@ -480,6 +481,13 @@ fn as_it_is(
         task.attempt = moved.attempt;
         task.lost = moved.lost;
         task.charge = moved.charge;
+        if let Some((class, max_duration_ms)) = moved.duration {
+            task.lane.class = class;
+            if task.max_duration_ms() != max_duration_ms {
+                let terms = task.terms.as_deref().cloned().unwrap_or_default();
+                task.terms = Some(Terms { max_duration_ms, ..terms }.into());
+            }
+        }
     }
     if let Some(place) = place {
         task.place = place;

@@ -7,17 +7,19 @@
 
 use std::sync::Arc;
 
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestIds,
-    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+    AfterDowngrade, EndRecord, KeyRecord, LaneRecord, MemberRecord, Override, ParkedRecord, Place,
+    QueueRecord, RequestIds, RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow,
+    Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId, QueueName,
-    Seat, TaskId, WorkerSetId,
+    Class, ContentType, Epoch, Fence, FileName, Incarnation, Key, LaneId, Life, Millis, Priority, QueueId,
+    QueueName, Seat, TaskId, WorkerSetId,
 };
-use evenhand_core::{Row, Run, Task, bounds};
+use evenhand_core::{File, Row, Run, Task, bounds};
 
 use super::bytes::{Get, Put};
 
@@ -28,6 +30,8 @@ pub(super) struct Moved {
     pub(super) attempt: u16,
     pub(super) lost: u8,
     pub(super) charge: Charge,
+    /// The class of its lane, and how long it may take, if it says how long.
+    pub(super) duration: Option<(Class, u64)>,
 }
 
 fn short<T: TryFrom<u64>>(get: &mut Get<'_>) -> Option<T> {
@@ -99,6 +103,7 @@ const HAS_BACKOFF: u8 = 4;
 const HAS_EXPIRY: u8 = 8;
 const HAS_ATTACH: u8 = 16;
 const HAS_EXPECTED: u8 = 32;
+const HAS_MAX_DURATION: u8 = 64;
 
 /// A task's tries, and what it asked for beyond the ordinary.
 struct Tries {
@@ -116,7 +121,8 @@ fn put_tries(value: &mut Vec<u8>, attempt: u16, max_attempts: u16, lost: u8, ter
         | flag(terms.is_some_and(|terms| terms.backoff.is_some()), HAS_BACKOFF)
         | flag(terms.is_some_and(|terms| terms.expires.is_some()), HAS_EXPIRY)
         | flag(terms.is_some_and(|terms| terms.attach_ms > 0), HAS_ATTACH)
-        | flag(terms.is_some_and(|terms| terms.expected_ms > 0), HAS_EXPECTED);
+        | flag(terms.is_some_and(|terms| terms.expected_ms > 0), HAS_EXPECTED)
+        | flag(terms.is_some_and(|terms| terms.max_duration_ms > 0), HAS_MAX_DURATION);
     if more == 0 {
         return value.put_short(max_attempts.into());
     }
@@ -138,6 +144,9 @@ fn put_tries(value: &mut Vec<u8>, attempt: u16, max_attempts: u16, lost: u8, ter
     if terms.expected_ms > 0 {
         value.put_short(terms.expected_ms);
     }
+    if terms.max_duration_ms > 0 {
+        value.put_short(terms.max_duration_ms);
+    }
 }
 
 fn tries(get: &mut Get<'_>) -> Option<Tries> {
@@ -145,7 +154,9 @@ fn tries(get: &mut Get<'_>) -> Option<Tries> {
     let max: u32 = short(get)?;
     let max_attempts = u16::try_from(max & !MORE).ok()?;
     let more = if max & MORE == 0 { 0 } else { get.u8()? };
-    if more & !(HAS_LOST | HAS_TERMS | HAS_BACKOFF | HAS_EXPIRY | HAS_ATTACH | HAS_EXPECTED) != 0 {
+    let known =
+        HAS_LOST | HAS_TERMS | HAS_BACKOFF | HAS_EXPIRY | HAS_ATTACH | HAS_EXPECTED | HAS_MAX_DURATION;
+    if more & !known != 0 {
         return None;
     }
     let has = |flag: u8| more & flag != 0;
@@ -155,6 +166,7 @@ fn tries(get: &mut Get<'_>) -> Option<Tries> {
         expires: if has(HAS_EXPIRY) { Some(Millis(get.short()?)) } else { None },
         attach_ms: if has(HAS_ATTACH) { get.short()? } else { 0 },
         expected_ms: if has(HAS_EXPECTED) { get.short()? } else { 0 },
+        max_duration_ms: if has(HAS_MAX_DURATION) { get.short()? } else { 0 },
     };
     let terms = has(HAS_TERMS).then(|| Arc::new(asked));
     Some(Tries { attempt, max_attempts, lost, terms })
@@ -241,6 +253,7 @@ pub(super) fn timer(at: Level, value: &[u8]) -> Option<TimerRow> {
 
 /// What a task's record has beside the rest.
 const HAS_LEVEL: u8 = 1;
+/// Formats 2 and 3 had how long it may take here; now it stands with its other terms.
 const HAS_DURATION: u8 = 2;
 const HAS_CONTENT_TYPE: u8 = 4;
 /// Its level is one of the timers.
@@ -248,6 +261,27 @@ const IN_TIMERS: u8 = 8;
 const HAS_REPLAY: u8 = 16;
 /// Its level is one of its key's shelf.
 const IS_PARKED: u8 = 32;
+/// From format 4 on.
+const HAS_FILES: u8 = 64;
+
+fn put_files(value: &mut Vec<u8>, files: &[File]) {
+    value.put_short(files.len() as u64);
+    for file in files {
+        value.put_text(file.name.as_str());
+        value.put_short(file.bytes.len() as u64);
+        value.put(&file.bytes);
+    }
+}
+
+fn files(get: &mut Get<'_>) -> Option<Arc<[File]>> {
+    let count: usize = short(get)?;
+    let file = |_| {
+        let name = FileName::new(get.text()?).ok()?;
+        let bytes = short(get)?;
+        Some(File { name, bytes: get.take(bytes)?.into() })
+    };
+    (0..count).map(file).collect()
+}
 
 pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
     put_lane_id(value, task.lane);
@@ -257,11 +291,11 @@ pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
         Place::Parked(level) => (HAS_LEVEL | IS_PARKED, level),
         Place::Aside | Place::Over => (0, Level::ZERO),
     };
-    let timed = if task.max_duration_ms > 0 { HAS_DURATION } else { 0 };
     let content_type = task.content_type.as_str();
     let typed = if content_type.is_empty() { 0 } else { HAS_CONTENT_TYPE };
     let again = if task.replay_of.is_some() { HAS_REPLAY } else { 0 };
-    value.put_u8(placed | timed | typed | again);
+    let filed = if task.files.is_empty() { 0 } else { HAS_FILES };
+    value.put_u8(placed | typed | again | filed);
     if placed > 0 {
         value.put(&level.to_bytes());
     }
@@ -269,14 +303,14 @@ pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
     put_charge(value, task.charge, level, task.id);
     put_tries(value, task.attempt, task.max_attempts, task.lost, task.terms.as_deref());
     value.put_short(task.accepted.0);
-    if timed > 0 {
-        value.put_short(task.max_duration_ms);
-    }
     if typed > 0 {
         value.put_text(content_type);
     }
     if let Some(of) = task.replay_of {
         value.put_short(of.0);
+    }
+    if filed > 0 {
+        put_files(value, &task.files);
     }
     value.put(&task.payload);
 }
@@ -285,7 +319,8 @@ pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
     let get = &mut Get::new(value);
     let lane = lane_id(get)?;
     let has = get.u8()?;
-    if has & !(HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE | IN_TIMERS | HAS_REPLAY | IS_PARKED) != 0 {
+    let known = HAS_LEVEL | HAS_DURATION | HAS_CONTENT_TYPE | IN_TIMERS | HAS_REPLAY | IS_PARKED | HAS_FILES;
+    if has & !known != 0 {
         return None;
     }
     let at = if has & HAS_LEVEL != 0 { Some(level(get)?) } else { None };
@@ -298,7 +333,12 @@ pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
     };
     let level = at.unwrap_or(Level::ZERO);
     let (key, charge) = (key(get)?, charge(get, level, id)?);
-    let Tries { attempt, max_attempts, lost, terms } = tries(get)?;
+    let Tries { attempt, max_attempts, lost, mut terms } = tries(get)?;
+    let accepted = Millis(get.short()?);
+    if has & HAS_DURATION > 0 {
+        let asked = terms.as_deref().cloned().unwrap_or_default();
+        terms = Some(Terms { max_duration_ms: get.short()?, ..asked }.into());
+    }
     Some(Task {
         id,
         lane,
@@ -309,10 +349,10 @@ pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
         max_attempts,
         lost,
         terms,
-        accepted: Millis(get.short()?),
-        max_duration_ms: if has & HAS_DURATION > 0 { get.short()? } else { 0 },
+        accepted,
         content_type: if has & HAS_CONTENT_TYPE > 0 { content_type(get)? } else { ContentType::default() },
         replay_of: if has & HAS_REPLAY > 0 { Some(TaskId(get.short()?)) } else { None },
+        files: if has & HAS_FILES > 0 { files(get)? } else { Arc::default() },
         payload: value.get(get.at()..)?.into(),
     })
 }
@@ -323,8 +363,10 @@ const TO_TIMERS: u32 = 1 << 16;
 const TO_ASIDE: u32 = 1 << 17;
 /// Runs of it were lost.
 const MOVED_LOST: u32 = 1 << 18;
+/// It says how long it may take, which may have been shortened, and with it the class of its lane.
+const MOVED_DURATION: u32 = 1 << 19;
 
-pub(super) fn put_moved(value: &mut Vec<u8>, to: Place, row: &Row) {
+pub(super) fn put_moved(value: &mut Vec<u8>, lane: LaneId, to: Place, row: &Row) {
     let (flags, level) = match to {
         Place::Lane(level) => (0, level),
         Place::Timer(level) => (TO_TIMERS, level),
@@ -333,10 +375,15 @@ pub(super) fn put_moved(value: &mut Vec<u8>, to: Place, row: &Row) {
     };
     let lost = if row.lost > 0 { MOVED_LOST } else { 0 };
     value.put(&level.to_bytes());
-    value.put_short(u64::from(u32::from(row.attempt) | flags | lost));
+    let timed = if row.max_duration_ms() > 0 { MOVED_DURATION } else { 0 };
+    value.put_short(u64::from(u32::from(row.attempt) | flags | lost | timed));
     put_charge(value, row.charge, level, row.task);
     if lost > 0 {
         value.put_u8(row.lost);
+    }
+    if timed > 0 {
+        value.put_u8(lane.class.0);
+        value.put_short(row.max_duration_ms());
     }
 }
 
@@ -352,8 +399,9 @@ pub(super) fn moved(task: TaskId, value: &[u8]) -> Option<Moved> {
     };
     let charge = charge(get, level, task)?;
     let lost = if attempt & MOVED_LOST != 0 { get.u8()? } else { 0 };
-    let attempt = u16::try_from(attempt & !(TO_TIMERS | TO_ASIDE | MOVED_LOST)).ok()?;
-    Some(Moved { place, attempt, lost, charge })
+    let duration = if attempt & MOVED_DURATION != 0 { Some((Class(get.u8()?), get.short()?)) } else { None };
+    let attempt = u16::try_from(attempt & !(TO_TIMERS | TO_ASIDE | MOVED_LOST | MOVED_DURATION)).ok()?;
+    Some(Moved { place, attempt, lost, charge, duration })
 }
 
 fn put_outcome(value: &mut Vec<u8>, outcome: Outcome) {
@@ -381,6 +429,8 @@ fn end(get: &mut Get<'_>) -> Option<End> {
         1 => Some(End::Failed),
         2 => Some(End::FailedForGood),
         3 => Some(End::Lost),
+        4 => Some(End::TimeUp),
+        5 => Some(End::Downgraded),
         _ => None,
     }
 }
@@ -397,6 +447,8 @@ pub(super) fn put_try(value: &mut Vec<u8>, tried: &Try) {
         End::Failed => 1,
         End::FailedForGood => 2,
         End::Lost => 3,
+        End::TimeUp => 4,
+        End::Downgraded => 5,
     });
     value.put_short(tried.error.len() as u64);
     value.put(tried.error.as_bytes());
@@ -479,6 +531,7 @@ pub(super) fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
         value.put_u64(hash);
     }
     record.running.iter().for_each(|run| value.put_u64(run.fence.nonce));
+    record.running.iter().for_each(|run| value.put_short(run.limit_ms));
 }
 
 fn worker_set(get: &mut Get<'_>) -> Option<WorkerSetId> {
@@ -514,6 +567,7 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
             terms,
             fence,
             started,
+            limit_ms: 0,
         });
     }
     let mut record = MemberRecord { token, life, wait_ms, running, set: None };
@@ -527,6 +581,12 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
     };
     for run in &mut record.running {
         run.fence.nonce = get.u64()?;
+    }
+    if get.is_done() {
+        return Some(record); // format 3 did not say how long they may take
+    }
+    for run in &mut record.running {
+        run.limit_ms = get.short()?;
     }
     Some(record)
 }
@@ -629,12 +689,97 @@ pub(super) fn queue(value: &[u8]) -> Option<QueueRecord> {
     Some(QueueRecord { name, totals, average })
 }
 
-pub(super) fn weight(value: &[u8]) -> Option<Weight> {
-    Weight::from_thousandths(Get::new(value).u32()?)
+/// Stand above the weight of a key's own: what it has beside. Without a weight there is 0 in its place.
+const OWN_LIMIT: u32 = 1 << 20;
+const OWN_RATE: u32 = 1 << 21;
+
+pub(super) fn put_override(value: &mut Vec<u8>, over: &Override) {
+    let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+    let weight = over.weight.map_or(0, Weight::thousandths);
+    value.put_u32(weight | flag(over.limit.is_some(), OWN_LIMIT) | flag(over.rate.is_some(), OWN_RATE));
+    if let Some(limit) = over.limit {
+        value.put_short(limit.into());
+    }
+    if let Some(rate) = over.rate {
+        put_rate(value, rate);
+    }
+}
+
+pub(super) fn own(value: &[u8]) -> Option<Override> {
+    let get = &mut Get::new(value);
+    let first = get.u32()?;
+    let weight = match first & !(OWN_LIMIT | OWN_RATE) {
+        0 => None,
+        weight => Some(Weight::from_thousandths(weight)?),
+    };
+    Some(Override {
+        weight,
+        limit: if first & OWN_LIMIT != 0 { Some(short(get)?) } else { None },
+        rate: if first & OWN_RATE != 0 { Some(rate(get)?) } else { None },
+    })
+}
+
+fn put_rate(value: &mut Vec<u8>, rate: Rate) {
+    value.put_short(rate.per_second);
+    value.put_short(rate.burst);
+    value.put_u8(match rate.unit {
+        RateUnit::Tasks => 0,
+        RateUnit::Cost => 1,
+    });
+}
+
+fn rate(get: &mut Get<'_>) -> Option<Rate> {
+    let (per_second, burst) = (get.short()?, get.short()?);
+    let unit = match get.u8()? {
+        0 => RateUnit::Tasks,
+        1 => RateUnit::Cost,
+        _ => return None,
+    };
+    Some(Rate { per_second, burst, unit })
+}
+
+fn put_maybe<T>(value: &mut Vec<u8>, what: Option<T>, put: impl FnOnce(&mut Vec<u8>, T)) {
+    value.put_u8(what.is_some().into());
+    if let Some(what) = what {
+        put(value, what);
+    }
+}
+
+fn maybe<T>(get: &mut Get<'_>, what: impl FnOnce(&mut Get<'_>) -> Option<T>) -> Option<Option<T>> {
+    match get.u8()? {
+        0 => Some(None),
+        1 => what(get).map(Some),
+        _ => None,
+    }
+}
+
+fn put_class(value: &mut Vec<u8>, class: ClassLimit) {
+    value.put_short(class.duration_ms);
+    let (kind, limit) = match class.limit {
+        Limit::All => (0, 0),
+        Limit::Slots(limit) => (1, limit),
+        Limit::Percent(percent) => (2, percent.into()),
+    };
+    value.put_u8(kind);
+    value.put_short(limit.into());
+}
+
+fn class(get: &mut Get<'_>) -> Option<ClassLimit> {
+    let (duration_ms, kind) = (get.short()?, get.u8()?);
+    let limit: u32 = short(get)?;
+    let limit = match kind {
+        0 => Limit::All,
+        1 => Limit::Slots(limit),
+        2 => Limit::Percent(u8::try_from(limit).ok()?),
+        _ => return None,
+    };
+    Some(ClassLimit { duration_ms, limit })
 }
 
 pub(super) fn put_settings(value: &mut Vec<u8>, record: &SettingsRecord) {
-    let Settings { max_attempts, backoff, max_lost, retention_ms, share, paused } = record.settings;
+    let Settings { max_attempts, backoff, max_lost, retention_ms, share, paused, .. } = record.settings;
+    let Settings { classes, after_downgrade, interactive_grace_ms, key_limit, rate, key_rate, .. } =
+        &record.settings;
     value.put_short(record.version);
     value.put_short(max_attempts.into());
     put_backoff(value, backoff);
@@ -645,12 +790,22 @@ pub(super) fn put_settings(value: &mut Vec<u8>, record: &SettingsRecord) {
         Share::Time => 1,
     });
     value.put_u8(paused.into());
+    value.put_short(classes.len() as u64);
+    classes.iter().for_each(|class| put_class(value, *class));
+    value.put_u8(match after_downgrade {
+        AfterDowngrade::Fail => 0,
+        AfterDowngrade::Requeue => 1,
+    });
+    value.put_short(*interactive_grace_ms);
+    put_maybe(value, *key_limit, |value, limit| value.put_short(limit.into()));
+    put_maybe(value, *rate, put_rate);
+    put_maybe(value, *key_rate, put_rate);
 }
 
 pub(super) fn settings(value: &[u8]) -> Option<SettingsRecord> {
     let get = &mut Get::new(value);
     let version = get.short()?;
-    let settings = Settings {
+    let mut settings = Settings {
         max_attempts: short(get)?,
         backoff: backoff(get)?,
         max_lost: get.u8()?,
@@ -665,7 +820,21 @@ pub(super) fn settings(value: &[u8]) -> Option<SettingsRecord> {
             1 => true,
             _ => return None,
         },
+        ..Settings::default()
     };
+    if get.is_done() {
+        return Some(SettingsRecord { version, settings }); // format 3 knew no more
+    }
+    let classes: u8 = short(get)?;
+    settings.classes = (0..classes).map(|_| class(get)).collect::<Option<_>>()?;
+    settings.after_downgrade = match get.u8()? {
+        0 => AfterDowngrade::Fail,
+        1 => AfterDowngrade::Requeue,
+        _ => return None,
+    };
+    settings.interactive_grace_ms = get.short()?;
+    settings.key_limit = maybe(get, short)?;
+    (settings.rate, settings.key_rate) = (maybe(get, rate)?, maybe(get, rate)?);
     Some(SettingsRecord { version, settings })
 }
 
@@ -783,6 +952,50 @@ mod tests {
         for (average, written) in [(0, of(6, None)), (1_000, of(6, Some(1_000)))] {
             let record = record(totals, average).unwrap();
             assert_eq!(bytes(|value| put_queue(value, &record)), written);
+        }
+    }
+
+    fn task_with(files: &[(&str, &[u8])]) -> Task {
+        let file = |(name, bytes): &(&str, &[u8])| File {
+            name: FileName::new(name).unwrap(),
+            bytes: Arc::from(*bytes),
+        };
+        Task {
+            id: TaskId(7),
+            lane: LaneId { queue: QueueId(1), priority: Priority(5), class: Class(0) },
+            place: Place::Lane(Level::new(Default::default(), 7)),
+            key: Key::shared(),
+            charge: Charge { cost: Cost::ONE, weight: Weight::ONE, chained: true, timed: false },
+            attempt: 1,
+            max_attempts: 5,
+            lost: 0,
+            terms: None,
+            replay_of: None,
+            accepted: Millis(1_000),
+            content_type: ContentType::default(),
+            payload: b"payload".as_slice().into(),
+            files: files.iter().map(file).collect(),
+        }
+    }
+
+    /// Whatever is cut off or changed of a task with files, reading it says so or reads something, and never panics.
+    #[test]
+    fn files_stand_before_the_payload_and_take_no_room_where_there_are_none() {
+        let none = bytes(|value| put_task(value, &task_with(&[])));
+        assert_eq!(none[3] & HAS_FILES, 0);
+        assert_eq!(task(TaskId(7), &none), Some(task_with(&[])));
+        let some = task_with(&[("a", b""), ("b c", b"\0\xff"), ("d", &[7; 300])]);
+        let value = bytes(|value| put_task(value, &some));
+        assert_eq!(task(TaskId(7), &value), Some(some));
+        let of_files = 1 + (2 + 1 + 1) + (2 + 3 + 1 + 2) + (2 + 1 + 2 + 300);
+        assert_eq!(value.len(), none.len() + of_files);
+        for end in 0..value.len() - b"payload".len() {
+            assert_eq!(task(TaskId(7), &value[..end]), None, "cut off at {end}");
+        }
+        for at in 0..value.len() {
+            let mut changed = value.clone();
+            changed[at] ^= 0xff;
+            let _ = task(TaskId(7), &changed);
         }
     }
 

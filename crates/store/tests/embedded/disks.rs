@@ -172,8 +172,8 @@ impl Owner {
             lost: 0,
             terms: None,
             replay_of: None,
+            files: Default::default(),
             accepted: Millis(id),
-            max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: Arc::from(vec![id as u8; 4096 + id as usize % 7]),
         };

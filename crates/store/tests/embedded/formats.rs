@@ -4,17 +4,18 @@
 
 use std::path::{Path, PathBuf};
 
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
+    AfterDowngrade, EndRecord, KeyRecord, LaneRecord, MemberRecord, Override, Place, QueueRecord, RequestIds,
+    RequestRecord, Settings, SettingsRecord, Share, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Fence, Key, LaneId, Life, Millis, Priority, QueueId, QueueName, RequestKey,
-    Seat, ShardId, StoreId, TaskId,
+    Class, ContentType, Epoch, Fence, FileName, Key, LaneId, Life, Millis, Priority, QueueId, QueueName,
+    RequestKey, Seat, ShardId, StoreId, TaskId,
 };
-use evenhand_core::{Change, Row, Run, Task, bounds};
+use evenhand_core::{Change, File, Row, Run, Task, bounds};
 use evenhand_store::embedded::{self, FORMAT};
 use evenhand_store::{Embedded, Memory, Store};
 
@@ -55,8 +56,8 @@ fn accepted(format: u32, id: u64) -> Task {
         lost: 0,
         terms: None,
         replay_of: None,
+        files: Default::default(),
         accepted: Millis(1_700_000_000_000 + id),
-        max_duration_ms: if format >= 2 { id % 3 * 1_000 } else { 0 },
         content_type: ContentType::new(if format >= 2 { TYPES[id as usize % 3] } else { "" }).unwrap(),
         payload: format!("payload of task {id}").into_bytes().into(),
     }
@@ -126,7 +127,11 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
     };
     commits.push(vec![
         Change::Lane { lane: LANE, record },
-        Change::Override { queue: QueueId(0), key: key(1), weight: Some(Weight::MAX) },
+        Change::Override {
+            queue: QueueId(0),
+            key: key(1),
+            over: Override { weight: Some(Weight::MAX), ..Override::default() },
+        },
         Change::Seq { next: 1_011 },
     ]);
     if format >= 2 {
@@ -145,6 +150,7 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
             terms: None,
             fence: Fence { epoch: Epoch(7), dispatch: 12, nonce: 0 },
             started: Millis(1_700_000_000_100),
+            limit_ms: 0,
         };
         let life = Life { process: 3, rejoin: 1 };
         let member = MemberRecord { token: 77, life, wait_ms: 60_000, running: vec![run], set: None };
@@ -158,6 +164,10 @@ fn commits(format: u32) -> Vec<Vec<Change>> {
     if format >= 3 {
         commits.extend(lives());
     }
+    if format >= 4 {
+        commits.push(vec![Change::Accepted(with_files())]);
+        commits.extend(admission());
+    }
     commits
 }
 
@@ -169,6 +179,7 @@ fn lives() -> Vec<Vec<Change>> {
         expires: Some(Millis(1 << 42)),
         attach_ms: 5_000,
         expected_ms: 0,
+        max_duration_ms: 0,
     };
     let delayed = Task {
         place: Place::Timer(timer(101)),
@@ -220,6 +231,7 @@ fn lives() -> Vec<Vec<Change>> {
         retention_ms: 1_000,
         share: Share::Time,
         paused: true,
+        ..Settings::default()
     };
     let totals = Totals { accepted: 61, expired: 1, scheduled: 2, ..Totals::default() };
     let (name, average) = (QueueName::new("render").unwrap(), Average::default());
@@ -248,6 +260,68 @@ fn lives() -> Vec<Vec<Change>> {
     ]
 }
 
+/// What format 4 added: files of tasks.
+fn with_files() -> Task {
+    let file = |name: &str, bytes: &[u8]| File { name: FileName::new(name).unwrap(), bytes: bytes.into() };
+    Task { files: [file("page.html", b"<p>"), file("empty", b"")].into(), ..accepted(4, 201) }
+}
+
+/// And how long tasks may take, which of them were cut short, classes, limits and rates.
+fn admission() -> Vec<Vec<Change>> {
+    let terms = |max_duration_ms| Some(Terms { max_duration_ms, ..Terms::default() }.into());
+    let long = Task { terms: terms(30_000), ..accepted(4, 202) };
+    let short = Row { terms: terms(3_000), charge: charge(false), ..long.row_at(level(1_202)) };
+    let (from, to) = (Place::Lane(level(202)), Place::Lane(level(1_202)));
+    let again = Row { attempt: 2, ..Row { level: level(1_203), ..short.clone() } };
+    let tried = Try {
+        attempt: 1,
+        seat: None,
+        started: Millis(1),
+        ended: Millis(2),
+        end: End::Downgraded,
+        error: "its time was cut".into(),
+    };
+    let rate = Rate { per_second: 1_500, burst: 9_000, unit: RateUnit::Cost };
+    let settings = Settings {
+        classes: vec![
+            ClassLimit { duration_ms: 3_000, limit: Limit::All },
+            ClassLimit { duration_ms: 10_000, limit: Limit::Percent(50) },
+            ClassLimit { duration_ms: 30_000, limit: Limit::Slots(2) },
+        ],
+        after_downgrade: AfterDowngrade::Requeue,
+        interactive_grace_ms: 2_000,
+        key_limit: Some(4),
+        rate: Some(rate),
+        key_rate: None,
+        ..Settings::default()
+    };
+    let over = Override { weight: None, limit: Some(7), rate: Some(rate) };
+    vec![
+        vec![Change::Accepted(long)],
+        vec![Change::Shortened { from_lane: LANE, from, lane: LANE, to, row: short }],
+        vec![Change::Moved {
+            lane: LANE,
+            from: to,
+            to: Place::Lane(level(1_203)),
+            row: again,
+            tried: Some(tried),
+        }],
+        vec![
+            Change::Settings { queue: QueueId(1), record: SettingsRecord { version: 3, settings } },
+            Change::Override { queue: QueueId(0), key: key(2), over },
+        ],
+    ]
+}
+
+/// Formats 2 and 3 had how long a task may take in its record, and not in its row.
+fn with_durations(format: u32, contents: &mut Contents) {
+    let tasks = contents.tasks.iter_mut().chain(&mut contents.metadata.aside);
+    for task in tasks.filter(|task| (2..=3).contains(&format) && task.id.0 % 3 > 0) {
+        let terms = task.terms.as_deref().cloned().unwrap_or_default();
+        task.terms = Some(Terms { max_duration_ms: task.id.0 % 3 * 1_000, ..terms }.into());
+    }
+}
+
 async fn write(store: &impl Store, format: u32) {
     let epoch = store.take(SHARD, None).await.unwrap().epoch;
     for changes in commits(format) {
@@ -271,13 +345,18 @@ fn directories_of_every_format_open_with_what_they_held() {
     for format in 1..=FORMAT {
         let model = Memory::default();
         block_on(write(&model, format));
-        let expected = block_on(contents(&model));
+        let mut expected = block_on(contents(&model));
+        with_durations(format, &mut expected);
         let kept = formats().join(format.to_string());
         let dir = tempfile::tempdir().unwrap();
         copy(&kept, dir.path());
         let checked = embedded::check(dir.path(), &mut |_, _| {}).unwrap();
         let found = (checked.tasks, checked.rows, checked.timers, checked.ended);
-        let written = if format < 3 { (56, 54, 0, 0) } else { (56, 50, 6, 2) };
+        let written = match format {
+            1 | 2 => (56, 54, 0, 0),
+            3 => (56, 50, 6, 2),
+            _ => (58, 52, 6, 2),
+        };
         assert_eq!(found, written, "{}", kept.display());
         let store = Embedded::open(dir.path(), small(4096)).unwrap();
         assert_eq!(block_on(contents(&store)), expected, "{}", kept.display());

@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, ParkedRecord, Place, QueueRecord, RequestIds, RequestRecord, Settings,
-    SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
+    EndRecord, KeyRecord, LaneRecord, Override, ParkedRecord, Place, QueueRecord, RequestIds, RequestRecord,
+    Settings, SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{Backoff, End, Outcome, Terms};
 use evenhand_core::names::{
-    Class, ContentType, Epoch, Key, LaneId, Millis, Priority, QueueId, QueueName, RequestKey, Seat, ShardId,
-    TaskId,
+    Class, ContentType, Epoch, FileName, Key, LaneId, Millis, Priority, QueueId, QueueName, RequestKey, Seat,
+    ShardId, TaskId,
 };
-use evenhand_core::{Change, Task};
+use evenhand_core::{Change, File, Task};
 use evenhand_store::embedded;
 use evenhand_store::{Embedded, Memory, Store, Wanted, ready};
 use tempfile::TempDir;
@@ -144,7 +144,9 @@ impl Owned {
             _ if dice.one_in(2) => {
                 let weight = Weight::from_thousandths(1 + dice.below(999) as u32);
                 let weight = weight.filter(|_| !dice.one_in(3));
-                Change::Override { queue: lane.queue, key: key(dice.below(9)), weight }
+                let limit = dice.one_in(3).then(|| 1 + dice.below(9) as u32);
+                let over = Override { weight, limit, ..Override::default() };
+                Change::Override { queue: lane.queue, key: key(dice.below(9)), over }
             }
             _ => {
                 let totals =
@@ -195,7 +197,13 @@ impl Owned {
             expires: dice.one_in(2).then(|| Millis(dice.below(1 << 50))),
             attach_ms: dice.below(2) * 5_000,
             expected_ms: dice.below(2) * (1 + dice.below(1 << 30)),
+            max_duration_ms: dice.below(2) * (1 + dice.below(1 << 30)),
         });
+        let files = if dice.one_in(5) { dice.below(4) } else { 0 };
+        let file = |n| File {
+            name: FileName::new(&format!("file-{n}")).unwrap(),
+            bytes: vec![n as u8; id as usize % 200].into(),
+        };
         let task = Task {
             id: TaskId(id),
             lane,
@@ -208,9 +216,9 @@ impl Owned {
             terms: terms.map(Into::into),
             replay_of: dice.one_in(9).then(|| TaskId(dice.below(99))),
             accepted: Millis(dice.below(1 << 50)),
-            max_duration_ms: 0,
             content_type: ContentType::default(),
             payload: vec![id as u8; dice.below(150) as usize].into(),
+            files: (0..files).map(file).collect(),
         };
         self.tasks.insert(task.id, task.clone());
         Change::Accepted(task)

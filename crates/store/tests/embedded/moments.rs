@@ -31,8 +31,8 @@ fn task() -> Task {
         lost: 0,
         terms: None,
         replay_of: None,
+        files: Default::default(),
         accepted: Millis(0),
-        max_duration_ms: 0,
         content_type: ContentType::default(),
         payload: [].into(),
     }

@@ -11,7 +11,7 @@
 
 use evenhand_core::backlog::{Average, Charge, Cost, Level, VTime, Weight};
 use evenhand_core::change::{
-    EndRecord, KeyRecord, LaneRecord, MemberRecord, ParkedRecord, Place, QueueRecord, RequestIds,
+    EndRecord, KeyRecord, LaneRecord, MemberRecord, Override, ParkedRecord, Place, QueueRecord, RequestIds,
     RequestRecord, SettingsRecord, ShelfRecord, Timed, TimerRow, Totals, Try,
 };
 use evenhand_core::life::{End, Outcome, Terms};
@@ -83,8 +83,8 @@ fn task(commit: u64, place: u64) -> Task {
         lost: 0,
         terms,
         replay_of: None,
+        files: Default::default(),
         accepted: Millis(commit),
-        max_duration_ms: 0,
         content_type: ContentType::default(),
         payload: format!("payload of {id}; ").repeat(8 + (id % 16) as usize).into_bytes().into(),
     }
@@ -270,7 +270,11 @@ pub(crate) fn changes(n: u64) -> Vec<Change> {
     if n.is_multiple_of(3) {
         let weight =
             (!n.is_multiple_of(9)).then(|| Weight::from_thousandths(1_000 + n as u32 % 999).unwrap());
-        changes.push(Change::Override { queue: LANE.queue, key: key(n / 9), weight });
+        changes.push(Change::Override {
+            queue: LANE.queue,
+            key: key(n / 9),
+            over: Override { weight, ..Override::default() },
+        });
     }
     if n.is_multiple_of(5) {
         let (seat, life) =
