@@ -571,13 +571,14 @@ fn out_of_range(field: &str, n: u32) -> Refusal {
     Refusal::invalid(field, format!("{n} is out of range"))
 }
 
-/// How a run ended, on the wire. A worker never says that it is lost, nor whether it was downgraded.
+/// How a run ended, on the wire. A worker never says that it is lost.
 pub fn end(end: End) -> v1::EndKind {
     match end {
         End::Succeeded => v1::EndKind::Succeeded,
         End::Failed | End::Lost => v1::EndKind::Failed,
         End::FailedForGood => v1::EndKind::FailedForGood,
-        End::TimeUp | End::Downgraded => v1::EndKind::TimeUp,
+        End::TimeUp => v1::EndKind::TimeUp,
+        End::Downgraded => v1::EndKind::Downgraded,
     }
 }
 
@@ -588,6 +589,7 @@ pub fn parse_end(kind: i32) -> Result<End, Refusal> {
         Ok(v1::EndKind::Failed) => Ok(End::Failed),
         Ok(v1::EndKind::FailedForGood) => Ok(End::FailedForGood),
         Ok(v1::EndKind::TimeUp) => Ok(End::TimeUp),
+        Ok(v1::EndKind::Downgraded) => Ok(End::Downgraded),
         Ok(v1::EndKind::Unspecified) | Err(_) => {
             Err(Refusal::invalid("end", format!("{kind} is no way for a run to end")))
         }

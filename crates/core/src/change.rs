@@ -45,8 +45,9 @@ pub enum Change {
         /// [`TRIES_KEPT`](crate::bounds::TRIES_KEPT).
         tried: Option<Try>,
     },
-    /// A task's duration was shortened: its row goes to another place, and possibly to another lane of its queue; unless
-    /// it is set aside, where it has none. How long it may take is what the row's terms say from now on.
+    /// A task's duration was shortened, or its queue's classes have changed: its row goes to another place, and possibly
+    /// to another lane of its queue; unless it is set aside, where it has none. How long it may take is what the row's
+    /// terms say from now on.
     Shortened {
         /// The lane it was in.
         from_lane: LaneId,

@@ -216,6 +216,13 @@ fn slots(shard: &Shard) -> Result<(), String> {
                 && !shard.is_ready(*queue)
                 && shard.startable(*queue).is_some();
             ensure(!idle, || format!("worker {id} has a free slot and queue {queue} something to start"))?;
+            let room = shard.may_start()
+                && !shard.is_ready(*queue)
+                && shard.could_make_room(*queue)
+                && shard.startable(*queue).is_some();
+            ensure(!room, || {
+                format!("a task of queue {queue} waits, and nothing looks at the runs that could make room for it")
+            })?;
             let passed_over = shard.may_start()
                 && worker.has_free_slot()
                 && !shard.is_ready(*queue)

@@ -159,7 +159,9 @@ impl Took {
             return Some(told_ms.saturating_mul(MS));
         }
         let used = |took: Took| took.used.fine().filter(|_| max_duration_ms > 0);
-        let by_use = used(self).or(used(other)).map(|used| (used * max_duration_ms / 1_000).max(1));
+        let part = |used: u64| u128::from(used) * u128::from(max_duration_ms) / 1_000;
+        let fine = |used: u64| u64::try_from(part(used)).unwrap_or(NEVER - 1).max(1);
+        let by_use = used(self).or(used(other)).map(fine);
         by_use.or(self.mean.fine()).or(other.mean.fine())
     }
 }

@@ -53,6 +53,8 @@ pub(crate) struct LiveRun {
     pub(crate) default: bool,
     /// What has changed about its time since it started.
     pub(crate) cut: Option<Cut>,
+    /// Its client has shortened it since it started.
+    pub(crate) shortened: bool,
     /// When the scheduler looks whether its time is over.
     pub(crate) overdue_at: Option<Millis>,
     /// Its time was over, its worker did not stop it, and was told to.
@@ -72,6 +74,7 @@ impl LiveRun {
             class: 0,
             default: false,
             cut: None,
+            shortened: false,
             overdue_at: None,
             overdue: false,
             halt_at: None,

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use evenhand_core::admission::{Rate, RateUnit};
 use evenhand_core::backlog::{Level, VTime};
 use evenhand_core::change::{KeyRecord, LaneRecord, Place, Timed};
 use evenhand_core::names::{Epoch, Fence, Key, LaneId, Millis, QueueId, RequestKey, TaskId};
@@ -14,6 +15,8 @@ fn has_refund(record: &KeyRecord) -> bool {
     record.refund > VTime::ZERO
 }
 
+/// Earlier than any run.
+const FIRST_FENCE: Fence = Fence { epoch: Epoch(0), dispatch: 0, nonce: 0 };
 /// Later than any run.
 const LAST_FENCE: Fence = Fence { epoch: Epoch(u64::MAX), dispatch: u64::MAX, nonce: u64::MAX };
 
@@ -44,14 +47,24 @@ pub struct Oracle {
     timed: BTreeSet<(LaneId, Key)>,
     lanes: BTreeMap<LaneId, (Level, VTime)>,
     epoch: Epoch,
-    /// What the rates of queues have left, and when that was.
-    rates: BTreeMap<QueueId, (f64, u64)>,
+    /// What the rates of queues and of their keys have left, and when that was.
+    rates: BTreeMap<(QueueId, Option<Key>), Left>,
+    /// What the last run of a task took of them.
+    taken: BTreeMap<TaskId, Vec<(QueueId, Option<Key>, f64)>>,
     /// Interactive runs whose clients know that they began.
     interactive: BTreeSet<(TaskId, Fence)>,
     /// Interactive runs whose clients know that they are over.
     interactive_over: BTreeSet<(TaskId, Fence)>,
     /// Runs that started.
     pub starts: u64,
+}
+
+/// What a rate has left, in thousandths: at this time, of this owner and this rate.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    content: f64,
+    at_us: u64,
+    of: (Epoch, Rate),
 }
 
 /// A request that its caller named, to be accepted once however often it is sent.
@@ -90,6 +103,11 @@ impl Oracle {
 
     /// An owner sent a run to a worker, at this time by its clock.
     pub fn dispatched(&mut self, run: &Run, now: Millis) -> Result<(), String> {
+        let last = self.dispatched.range((run.task, FIRST_FENCE)..=(run.task, LAST_FENCE)).next_back();
+        if last.is_some_and(|(_, attempt)| *attempt == run.attempt) {
+            self.not_started(run.task); // it was refused: that did not count
+        }
+        self.taken.remove(&run.task);
         self.dispatched.insert((run.task, run.fence), run.attempt);
         let task = run.task;
         if let Some(expires) = run.terms.as_ref().and_then(|terms| terms.expires)
@@ -193,34 +211,49 @@ impl Oracle {
         self.interactive.iter().filter(move |(_, fence)| fence.epoch == epoch).filter(over)
     }
 
-    /// Something of a queue starts, of which so many may in a second (thousandths) and so many at once. Owners come and go,
-    /// and their clocks are not quite right; but the rate holds.
+    /// Something of a queue starts, or of one of its keys, that has this rate. Owners come and go, and their clocks are not
+    /// quite right; but the rate holds. What costs more than there is may start as long as there is something.
     pub fn within_rate(
         &mut self,
-        queue: QueueId,
+        run: &Run,
+        key: Option<&Key>,
         now_us: u64,
-        per_second: u64,
-        burst: u64,
+        rate: Rate,
     ) -> Result<(), String> {
+        let queue = run.lane.queue;
+        let takes = match rate.unit {
+            RateUnit::Tasks => 1_000.0,
+            RateUnit::Cost => f64::from(run.charge.cost.thousandths()),
+        };
         let slack = 1.1;
-        let (content, at) = self.rates.entry(queue).or_insert((burst as f64 * slack + 1_000.0, 0));
-        let passed = (now_us - *at) as f64 / 1_000_000.0;
-        *content =
-            (*content + passed * per_second as f64 * slack).min(burst as f64 * slack + 1_000.0) - 1_000.0;
-        *at = now_us;
-        if *content < -1.0 {
-            return Err(format!(
-                "queue {queue} starts more than {} in a second",
-                per_second as f64 / 1_000.0
-            ));
+        let most = rate.burst as f64 * slack + 1_000.0;
+        let of = (run.fence.epoch, rate);
+        let left = self.rates.entry((queue, key.cloned())).or_insert(Left { content: most, at_us: 0, of });
+        if left.of != of {
+            // Neither a new owner nor a new rate knows of a debt.
+            (left.content, left.of) = (left.content.max(0.0), of);
+        }
+        let passed = (now_us - left.at_us) as f64 / 1_000_000.0;
+        let filled = (left.content + passed * rate.per_second as f64 * slack).min(most);
+        (left.content, left.at_us) = (filled - takes, now_us);
+        self.taken.entry(run.task).or_default().push((queue, key.cloned(), takes));
+        let least = match rate.unit {
+            RateUnit::Tasks => 1_000.0,
+            RateUnit::Cost => 0.0,
+        };
+        if filled < least - 1.0 {
+            let per_second = rate.per_second as f64 / 1_000.0;
+            return Err(format!("queue {queue}, key {key:?}, starts more than {per_second} in a second"));
         }
         Ok(())
     }
 
-    /// It did not start after all.
-    pub fn not_started(&mut self, queue: QueueId) {
-        if let Some((content, _)) = self.rates.get_mut(&queue) {
-            *content += 1_000.0;
+    /// It did not start after all: what it took is given back.
+    pub fn not_started(&mut self, task: TaskId) {
+        for (queue, key, takes) in self.taken.remove(&task).unwrap_or_default() {
+            if let Some(left) = self.rates.get_mut(&(queue, key)) {
+                left.content += takes;
+            }
         }
     }
 

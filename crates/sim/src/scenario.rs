@@ -14,6 +14,7 @@
 //! limit a 4 | limit a none | rate a 2/3    the same for one key
 //! interactive i a [d=5s] | hangup i        somebody wants a slot now; leaves
 //! shorten a/1 3s | time a/1       less time for a task; a run's time is over
+//! cut a/1                         the same, and its worker says that it had less than at first
 //! held                            how many runs hold each class or a longer one, of how many that may
 //! in mail put a                   the same in another queue than `q`
 //! done a/1 | fail a/1 | fail a/1 for good | refuse a/1    the run of the first task of key a ends, or never began
@@ -177,6 +178,7 @@ impl Stage {
                 self.step(Input::Shorten { request, task, max_duration_ms: ms_of(duration) });
             }
             ["time", task] => self.end(task, End::TimeUp),
+            ["cut", task] => self.end(task, End::Downgraded),
             ["held"] => {
                 let classes = self.shard().classes(&queue_named("q"));
                 let line = classes.iter().map(|class| {
@@ -725,7 +727,8 @@ fn rate_of(text: &str) -> Rate {
         None => (text, RateUnit::Tasks),
     };
     let (per_second, burst) = text.split_once('/').unwrap_or((text, "1"));
-    Rate { per_second: number(per_second) * 1_000, burst: number(burst) * 1_000, unit }
+    let per_second = (per_second.parse::<f64>().expect("a number") * 1_000.0).round() as u64;
+    Rate { per_second, burst: number(burst) * 1_000, unit }
 }
 
 fn number(text: &str) -> u64 {

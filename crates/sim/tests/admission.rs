@@ -894,7 +894,8 @@ fn classes_may_change_while_tasks_run_and_wait() {
             cut a/1 to 3s
             3s: 3 of 3, 30s: 2 of 1
             run d/1 for 3s
-            run c/2 for 30s
+            run d/2 for 30s
+            cut d/2 to 3s
 
         "#]],
     );
@@ -921,6 +922,215 @@ fn lowering_a_limit_stops_nothing_and_default_runs_make_way_one_by_one() {
             run b/1 for 30s
             3s: 4 of 4, 30s: 1 of 1
             3s: 4 of 4, 30s: 1 of 1
+        "#]],
+    );
+}
+
+/// The alarm of the old rate would be heard a quarter of an hour later.
+#[test]
+fn a_rate_that_is_raised_counts_at_once() {
+    check(
+        "settings rate=0.001/1
+         slots w1 2
+         resume
+         put a*2
+         wait 1000
+         settings rate=10/1
+         resume
+         wait 100
+         wait 100",
+        expect![[r#"
+            run a/1
+            run a/2
+        "#]],
+    );
+}
+
+/// The cycle repeats after a start: what has just begun with all the time there is may have to give it up at once.
+#[test]
+fn a_default_run_that_begins_while_others_wait_is_downgraded_at_once() {
+    check(
+        "classes 3s:all 30s:1
+         slots w1 1
+         put x:d=3s
+         put a*2
+         done x/1
+         held",
+        expect![[r#"
+            run x/1 for 3s
+            run a/1 for 30s
+            cut a/1 to 3s
+            3s: 1 of 1, 30s: 0 of 1
+        "#]],
+    );
+}
+
+/// The same for what waits in another queue of its worker.
+#[test]
+fn it_gives_way_to_another_queue_of_its_worker_too() {
+    check(
+        "classes 3s:all 30s:1
+         slots w1 1 q p
+         in p put x
+         put a
+         in p put y
+         done x/1
+         done a/1",
+        expect![[r#"
+            run x/1 for 30s
+            cut x/1 to 3s
+            run a/1 for 30s
+            cut a/1 to 3s
+            run y/1 for 30s
+        "#]],
+    );
+}
+
+#[test]
+fn nobody_makes_room_for_a_task_whose_key_is_at_its_limit() {
+    check(
+        "settings keylimit=1
+         classes 3s:all 30s:all
+         slots w1 2
+         put b
+         put a:d=3s a:d=3s:p=6
+         held
+         explain a/2
+         done a/1
+         put c",
+        expect![[r#"
+            run b/1 for 30s
+            run a/1 for 3s
+            3s: 2 of 2, 30s: 1 of 2
+            a/2: at least 0 ahead; key a is at its limit, 1 of 1; every slot is taken (2)
+            run a/2 for 3s
+            cut b/1 to 3s
+        "#]],
+    );
+    check(
+        "settings keylimit=1
+         slots w1 2
+         resume
+         interactive i b
+         put a a:p=6
+         explain a/2",
+        expect![[r#"
+            run i
+            run a/1
+            a/2: at least 0 ahead; key a is at its limit, 1 of 1; every slot is taken (2)
+        "#]],
+    );
+}
+
+/// A backlog from before there were classes: what is short goes past what is long.
+#[test]
+fn when_classes_come_long_tasks_that_wait_hide_no_short_ones() {
+    check(
+        "slots w1 1
+         put x
+         put a*3:d=30s
+         put b:d=3s c
+         classes 3s:all 30s:1
+         slots w1 3
+         held
+         explain a/2
+         done b/1
+         explain a/3
+         cancel a/2
+         done a/1
+         restart
+         lanes",
+        expect![[r#"
+            run x/1
+            cut x/1 to 3s
+            run a/1 for 30s
+            run b/1 for 3s
+            3s: 3 of 3, 30s: 1 of 1
+            a/2: 1 ahead; the 30s class is full: 1 of 1 held by a/1; every slot is taken (3); 1 other key shares the queue and goes before its key
+            run c/1 for 3s
+            a/3: 1 ahead; the 30s class is full: 1 of 1 held by a/1; every slot is taken (3); 1 task of its key goes before it
+            canceled a/2
+            run a/3 for 30s
+            restart
+            lane 0/5/0: V=4.000 rows [x/1@0.000 c/1@1.000]
+            lane 0/5/1: V=1.000 rows [a/3@1.000]
+        "#]],
+    );
+}
+
+/// Ten clients that were warned at once go at once, if as many tasks need their slots.
+#[test]
+fn all_that_were_warned_go_when_their_grace_is_over() {
+    check(
+        "settings grace=500
+         slots w1 3
+         resume
+         interactive i a
+         interactive j a
+         interactive k a
+         put b*2
+         wait 500
+         loop",
+        expect![[r#"
+            run i
+            run j
+            run k
+            warn j: 500 ms
+            warn k: 500 ms
+            stop j
+            over j: Halted
+            run b/1
+            stop k
+            over k: Halted
+            run b/2
+            scheduled, 6 looks
+        "#]],
+    );
+}
+
+/// The worker knows that the run was downgraded, and says so; the next owner does with it what the queue wants.
+#[test]
+fn what_a_downgrade_ended_is_known_after_a_restart() {
+    check(
+        "settings after=fail
+         classes 3s:all 30s:1
+         slots w1 2
+         put a
+         put b:d=30s
+         restart
+         cut a/1
+         tries a/1",
+        expect![[r#"
+            run a/1 for 30s
+            cut a/1 to 3s
+            run b/1 for 30s
+            restart
+            failed a/1
+        "#]],
+    );
+}
+
+/// Also one that was shortened when it had no more than that: it is no default task any more.
+#[test]
+fn a_shortened_run_stays_shortened_after_a_restart() {
+    check(
+        "classes 3s:all 30s:1
+         slots w1 2
+         put a
+         shorten a/1 30s
+         restart
+         put b:d=30s
+         held
+         fail a/1
+         explain a/1",
+        expect![[r#"
+            run a/1 for 30s
+            cut a/1 to 30s
+            shortened to 30s
+            restart
+            3s: 1 of 2, 30s: 1 of 1
+            run b/1 for 30s
+            a/1: 0 ahead; the 30s class is full: 1 of 1 held by b/1
         "#]],
     );
 }

@@ -10,7 +10,7 @@ use crate::admission::{ClassLimit, classes};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::messages::Effect;
-use crate::names::{Class, Millis, QueueId, QueueName, TaskId, WorkerId};
+use crate::names::{Class, LaneId, Millis, QueueId, QueueName, TaskId, WorkerId};
 use crate::refusal::Refusal;
 use crate::workers::{Cut, CutWhy, LiveRun};
 
@@ -205,6 +205,37 @@ impl Shard {
                 self.queues[queue.0 as usize].yielding.insert(id);
             }
         }
+        self.note_yielding(id);
+    }
+
+    /// Has the queues of this worker looked at that have no free slot, if runs there could make room: the cycle goes on.
+    pub(super) fn note_yielding(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get(&id).filter(|worker| !worker.yielding.is_empty()) else { return };
+        if self.canary.is(Bug::RoomNotMade) {
+            return;
+        }
+        for (queue, _) in &worker.queues {
+            if self.queues[queue.0 as usize].free.is_empty() {
+                self.ready.insert(*queue);
+            }
+        }
+    }
+
+    /// Whether a run would make room for a task of this queue, now, that waits and finds no free slot.
+    pub(crate) fn could_make_room(&self, queue: QueueId) -> bool {
+        let of = &self.queues[queue.0 as usize];
+        of.free.is_empty()
+            && of.yielding.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
+                let default = |task: &TaskId| !task.is_interactive();
+                worker.slots > 0 && worker.busy <= worker.slots && worker.yielding.iter().any(default)
+            })
+    }
+
+    /// Whether a task of this duration has to wait in another lane than this one, as the classes are now.
+    pub(super) fn belongs_elsewhere(&self, lane: LaneId, max_duration_ms: u64) -> bool {
+        self.queues[lane.queue.0 as usize].holders.is_some()
+            && self.needs(lane.queue, max_duration_ms) != usize::from(lane.class.0)
+            && !self.canary.is(Bug::LongHidesShort)
     }
 
     pub(super) fn cease_yielding(&mut self, id: WorkerId, task: TaskId) {
@@ -331,33 +362,29 @@ impl Shard {
         let now = self.now;
         let Some(live) = self.runs.get_mut(&task) else { return };
         let run = &mut live.run;
-        if run.limit_ms > 0 && run.limit_ms <= to_ms {
-            return;
+        live.shortened |= why == CutWhy::Shortened;
+        let less = run.limit_ms == 0 || run.limit_ms > to_ms;
+        if less {
+            let had_ms = live.cut.as_ref().map_or(run.limit_ms, |cut| cut.from_ms);
+            live.cut = Some(Cut { at: now, from_ms: had_ms, to_ms, why });
+            run.limit_ms = to_ms;
         }
-        let had_ms = live.cut.as_ref().map_or(run.limit_ms, |cut| cut.from_ms);
-        live.cut = Some(Cut { at: now, from_ms: had_ms, to_ms, why });
-        run.limit_ms = to_ms;
-        let (worker, fence, started, max_duration_ms) =
-            (live.worker, run.fence, run.started, run.max_duration_ms());
-        let limit = Effect::Limit { worker, task, fence, limit_ms: to_ms, max_duration_ms };
+        let (started, limit) = (run.started, limit_of(live));
         if why == CutWhy::Shortened {
+            // Also if it has no less time than before: its worker has to know that it is no default task any more.
             self.after_commit(limit, effects)
-        } else {
+        } else if less {
             effects.push(limit)
         }
-        self.arm_overdue(task, started.plus(to_ms).max(now));
+        if less {
+            self.arm_overdue(task, started.plus(to_ms).max(now));
+        }
     }
 
-    /// Runs of a worker whose time has changed since they started.
+    /// What a worker is told again of the time of its runs, where that has changed since they started.
     pub fn cut_runs_of(&self, worker: WorkerId) -> impl Iterator<Item = Effect> {
-        let runs = self.runs.values().filter(move |live| live.worker == worker && live.cut.is_some());
-        runs.map(|live| Effect::Limit {
-            worker: live.worker,
-            task: live.run.task,
-            fence: live.run.fence,
-            limit_ms: live.run.limit_ms,
-            max_duration_ms: live.run.max_duration_ms(),
-        })
+        let cut = move |live: &&LiveRun| live.worker == worker && (live.cut.is_some() || live.shortened);
+        self.runs.values().filter(cut).map(limit_of)
     }
 
     /// A task waits and no slot is free: default runs are downgraded to the first class, and one interactive run is
@@ -426,5 +453,16 @@ impl Shard {
         if live.run.limit_ms > 0 {
             self.arm_overdue(task, due.max(now));
         }
+    }
+}
+
+/// The time that a run has, for its worker.
+fn limit_of(live: &LiveRun) -> Effect {
+    Effect::Limit {
+        worker: live.worker,
+        task: live.run.task,
+        fence: live.run.fence,
+        limit_ms: live.run.limit_ms,
+        max_duration_ms: live.run.max_duration_ms(),
     }
 }

@@ -69,6 +69,7 @@ impl Shard {
         self.count_offer(id);
         for (queue, _) in before.into_iter().chain(served) {
             self.slots_changed(queue);
+            self.wake(queue); // runs may make room here that could not before
         }
         self.note_free(id);
     }
@@ -148,7 +149,9 @@ impl Shard {
 
     /// It is looked at with the next fact, or when the alarm is heard that is set for its rate.
     pub(crate) fn is_ready(&self, queue: QueueId) -> bool {
-        self.ready.contains(&queue) || self.queues[queue.0 as usize].rate_armed
+        let until = self.rate_wait(queue).unwrap_or(self.now);
+        let armed = self.queues[queue.0 as usize].rate_armed;
+        self.ready.contains(&queue) || armed.is_some_and(|at| at <= until)
     }
 
     /// How many times a queue was looked at for something to start.
@@ -179,6 +182,7 @@ impl Shard {
         for id in std::mem::take(&mut self.freed) {
             while self.may_start() && self.start_one(id, effects) {}
             self.note_free(id);
+            self.note_yielding(id);
         }
         if !self.may_start() {
             return;
@@ -186,6 +190,7 @@ impl Shard {
         while let Some(queue) = self.ready.pop_first() {
             self.looks += 1;
             loop {
+                self.clear_heads(queue, effects);
                 if self.startable(queue).is_none() {
                     if !self.give_up_for_blocked(queue, effects) {
                         break;
@@ -255,10 +260,10 @@ impl Shard {
             }
         }
         let Some((_, queue)) = next else { return false };
-        let Some((ix, moves)) = self.next_start(queue) else { return false };
-        if self.park_first(ix) || self.expire_first(ix, effects) {
-            return true;
+        if self.clear_heads(queue, effects) {
+            return true; // it may be another queue's turn now
         }
+        let Some((ix, moves)) = self.next_start(queue) else { return false };
         self.give_up_classes(queue, &moves, effects);
         let fence = self.next_fence();
         let lane = &mut self.lanes[ix.0];
@@ -304,6 +309,38 @@ impl Shard {
         let work = self.payloads.take(entry.task);
         effects.push(Effect::Start { worker: id, run, work });
         true
+    }
+
+    /// Takes away what stands first in its lane and cannot be started from there: tasks of keys that are held, tasks that
+    /// have expired, and tasks that need another class than the lane's. Nothing makes room for them. Where there are
+    /// classes, all lanes may be asked what they need; elsewhere the one that goes next. True if anything was.
+    fn clear_heads(&mut self, queue: QueueId, effects: &mut Vec<Effect>) -> bool {
+        if self.settings_of(queue).paused || self.rate_wait(queue).is_some() {
+            return false;
+        }
+        let mut cleared = false;
+        if self.queues[queue.0 as usize].holders.is_none() {
+            while let Some(ix) = self.first_lane(queue, usize::MAX)
+                && self.clear_head(ix, effects)
+            {
+                cleared = true;
+            }
+            return cleared;
+        }
+        for ix in self.queues[queue.0 as usize].lanes.values().copied().collect::<Vec<LaneIx>>() {
+            while self.clear_head(ix, effects) {
+                cleared = true;
+            }
+        }
+        cleared
+    }
+
+    fn clear_head(&mut self, ix: LaneIx, effects: &mut Vec<Effect>) -> bool {
+        if !self.moves_left() {
+            return false;
+        }
+        let held = !self.canary.is(Bug::RoomForHeld) || !self.queues[self.lanes[ix.0].id.queue.0 as usize].free.is_empty();
+        held && self.park_first(ix) || self.expire_first(ix, effects) || self.move_first(ix)
     }
 
     /// The fence of the run that is started next.

@@ -21,7 +21,7 @@ use crate::messages::{Answer, Effect, NewTask, Run, Why};
 use crate::names::{Fence, Key, LaneId, Millis, QueueId, QueueName, RequestId, Seat, TaskId, WorkerId};
 use crate::refusal::{Kind, Refusal};
 use crate::timers::moment;
-use crate::workers::LiveRun;
+use crate::workers::{CutWhy, LiveRun};
 
 impl Shard {
     /// A worker's runs from before the restart count as running; what ended is held until the gate opens.
@@ -91,10 +91,19 @@ impl Shard {
             self.condemn(other, task, fence, true, effects);
             return true;
         }
+        let mut run = run;
         let lane = &mut self.lanes[ix.0];
-        let in_lane = if self.aside.remove(&run.task).is_some() {
+        // Its client may have shortened it when its worker could not be told any more.
+        let mut shortened = None;
+        let in_lane = if let Some(saved) = self.aside.remove(&run.task) {
             lane.places.raise_vtime(run.level.pass());
             *self.aside_runs.entry((run.lane.queue, run.key.clone())).or_default() += 1;
+            if saved.max_duration_ms() != run.max_duration_ms() {
+                run.terms = saved.terms.clone();
+                shortened = Some(saved.max_duration_ms()).filter(|ms| *ms > 0);
+                let less = |ms: u64| if run.limit_ms == 0 { ms } else { run.limit_ms.min(ms) };
+                run.limit_ms = shortened.map_or(run.limit_ms, less);
+            }
             None
         } else {
             let found = lane.places.keys().find(&run.key);
@@ -114,6 +123,9 @@ impl Shard {
         self.runs.insert(task, LiveRun { cancel, ..LiveRun::new(run, worker, in_lane) });
         self.classify(task);
         self.begin_holding(task);
+        if let Some(max_duration_ms) = shortened {
+            self.cut(task, max_duration_ms, CutWhy::Shortened, effects);
+        }
         self.hungry.insert(ix);
         true
     }
@@ -247,9 +259,11 @@ impl Shard {
         effects: &mut Vec<Effect>,
     ) {
         self.reported.is_over(task, fence);
-        let Some(live) = self.runs.get(&task).filter(|live| live.run.fence == fence) else { return };
+        let is_its = |live: &&LiveRun| (live.worker, live.run.fence) == (worker, fence);
+        let Some(live) = self.runs.get(&task).filter(is_its) else { return };
         let (queue, key, cost) = (live.run.lane.queue, live.run.key.clone(), live.run.charge.cost);
         self.give_back_rate(queue, &key, cost);
+        self.wake(queue); // what the rate held up may start
         if task.is_interactive() {
             return self.end_interactive(task, Why::Lost, effects);
         }
@@ -470,10 +484,17 @@ impl Shard {
     /// much as it was given at first is another.
     fn judge(&self, live: &LiveRun, end: End, ending: &Ending) -> (End, Arc<str>) {
         let end = if live.overdue && end == End::Failed { End::TimeUp } else { end };
-        let cut = live.cut.as_ref().filter(|_| live.default && end == End::TimeUp);
-        match cut {
-            Some(cut) => (End::Downgraded, cut.to_string().into()),
-            None => (end, ending.error.clone()),
+        let late = matches!(end, End::TimeUp | End::Downgraded);
+        match (&live.cut, end) {
+            (Some(cut), _) if live.default && late => (End::Downgraded, cut.to_string().into()),
+            // An earlier owner has downgraded it, and took the reason with it.
+            (None, End::Downgraded) if live.default => {
+                let seconds = live.run.limit_ms as f64 / 1_000.0;
+                (end, format!("its time was cut to {seconds} s, to make room for other tasks").into())
+            }
+            // Its client has shortened it since, or its queue has no classes any more.
+            (_, End::Downgraded) => (End::TimeUp, ending.error.clone()),
+            (_, end) => (end, ending.error.clone()),
         }
     }
 
@@ -928,6 +949,7 @@ impl Shard {
                     }
                     self.made_room(task.lane, &task.key);
                     self.left_lane(ix);
+                    self.wake(task.lane.queue); // what stood behind it may need a shorter class
                 }
             }
             Place::Timer(level) => self.unschedule(task.lane, level),

@@ -121,8 +121,8 @@ impl Shard {
         let warned = among.iter().filter(halting).count() as u64;
         let (mut free, fresh): (bool, Vec<TaskId>) =
             (false, among.iter().filter(|task| !halting(task)).copied().collect());
-        // As many as there are tasks that wait for them, where it takes a while; one otherwise, for then it is asked again.
-        let waiting = self.waiting_in(queue).saturating_sub(warned);
+        // As many as there are tasks that could start, where it takes a while; one otherwise, for then it is asked again.
+        let waiting = self.at_hand(queue).saturating_sub(warned);
         let mut fresh = fresh;
         for _ in 0..waiting {
             if fresh.is_empty() || free {
@@ -172,7 +172,19 @@ impl Shard {
             |id: &QueueId| self.queues[id.0 as usize].free.is_empty() && self.startable(*id).is_some();
         if served.iter().any(|(id, _)| needed(id)) {
             self.halt_now(task, effects);
+            // Whoever needs the slot gets it, so that it is known whether others that were warned have to go too.
+            self.dispatch(effects);
         }
+    }
+
+    /// Tasks that memory knows in lanes of this queue which have something to start.
+    fn at_hand(&self, queue: QueueId) -> u64 {
+        let of = &self.queues[queue.0 as usize];
+        let below = of.holders.as_ref().map_or(usize::MAX, |_| {
+            self.full_classes(queue).first().copied().unwrap_or(usize::MAX)
+        });
+        let lanes = of.lanes.values().filter(|ix| !self.is_left_out(**ix, below));
+        lanes.map(|ix| self.lanes[ix.0].window.waiting().len() as u64).sum()
     }
 
     /// The client of an interactive run is gone: nobody wants it any more.

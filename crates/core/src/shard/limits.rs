@@ -222,15 +222,21 @@ impl Shard {
 
     /// Sees to it that a queue that waits for its rate is looked at when it may start something.
     pub(super) fn arm_rate(&mut self, queue: QueueId) {
-        if let Some(until) = self.rate_wait(queue)
-            && !std::mem::replace(&mut self.queues[queue.0 as usize].rate_armed, true)
-        {
+        let Some(until) = self.rate_wait(queue) else { return };
+        let before = self.queues[queue.0 as usize].rate_armed;
+        // The rate may have been raised since the alarm was set.
+        let late = self.canary.is(Bug::RateAlarmKept) && before.is_some();
+        if !late && before.is_none_or(|before| before > until) {
+            if let Some(before) = before {
+                self.alarms.remove(&(before, Alarm::Rate(queue)));
+            }
+            self.queues[queue.0 as usize].rate_armed = Some(until);
             self.arm(until, Alarm::Rate(queue));
         }
     }
 
     pub(super) fn on_rate_alarm(&mut self, queue: QueueId) {
-        self.queues[queue.0 as usize].rate_armed = false;
+        self.queues[queue.0 as usize].rate_armed = None;
         self.wake(queue);
         self.arm_rate(queue);
     }
@@ -361,13 +367,19 @@ impl Shard {
         }
     }
 
+    /// Whether some key of this queue has a limit or a rate, by its queue or of its own.
+    fn has_key_limits(&self, id: QueueId) -> bool {
+        let settings = self.settings_of(id);
+        let own = |over: &Override| over.limit.is_some() || over.rate.is_some();
+        settings.key_limit.is_some()
+            || settings.key_rate.is_some()
+            || self.queues[id.0 as usize].overrides.values().any(own)
+    }
+
     /// The limits of a queue have changed.
     pub(super) fn limits_changed(&mut self, id: QueueId) {
-        let settings = self.settings_of(id);
-        let by_queue = settings.key_limit.is_some() || settings.key_rate.is_some();
-        let own = |over: &Override| over.limit.is_some() || over.rate.is_some();
+        let keyed = self.has_key_limits(id);
         let queue = &mut self.queues[id.0 as usize];
-        let keyed = by_queue || queue.overrides.values().any(own);
         if !keyed && queue.keyed.is_none() {
             return;
         }
@@ -489,7 +501,7 @@ impl Shard {
         }
         self.batch.changes.push(Change::Override { queue: id, key: key.clone(), over });
         if (before.limit, before.rate) != (over.limit, over.rate) {
-            if self.is_keyed(id) && (over.limit.is_some() || over.rate.is_some()) {
+            if self.is_keyed(id) && self.has_key_limits(id) {
                 self.look_at_key(id, &key);
             } else {
                 self.limits_changed(id);

@@ -75,7 +75,7 @@ pub(crate) struct Queue {
     pub(crate) keyed: Option<Box<Keyed>>,
     /// What its rate lets start; None if nothing has since this owner began.
     pub(crate) bucket: Option<Bucket>,
-    pub(crate) rate_armed: bool,
+    pub(crate) rate_armed: Option<Millis>,
     /// Runs of its tasks, interactive ones aside.
     pub(crate) running: u64,
     /// Interactive runs.
@@ -720,7 +720,7 @@ impl Shard {
             holders: None,
             keyed: None,
             bucket: None,
-            rate_armed: false,
+            rate_armed: None,
             running: 0,
             interactive: 0,
             took: Took::default(),

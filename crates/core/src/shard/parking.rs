@@ -18,12 +18,12 @@ use std::ops::Bound;
 use super::reads::{LoadFor, foreign_task, retry_at};
 use super::timing::Placing;
 use super::{Alarm, LaneIx, Shard};
-use crate::backlog::{Level, Shelf};
+use crate::backlog::{Entry, KeyIx, Level, Shelf};
 use crate::bounds;
 use crate::canary::Bug;
 use crate::change::{Change, ParkedRecord, Place, Row, Share, Try};
 use crate::messages::{Answer, Effect};
-use crate::names::{Key, LaneId, LoadId, QueueId, QueueName, RequestId};
+use crate::names::{Class, Key, LaneId, LoadId, QueueId, QueueName, RequestId};
 use crate::refusal::Refusal;
 
 /// The rows of a key that are parked beside a lane.
@@ -162,29 +162,74 @@ impl Shard {
 
     /// If the task that goes next in this lane is of a key that may not run, it is parked.
     pub(super) fn park_first(&mut self, ix: LaneIx) -> bool {
-        let lane = &mut self.lanes[ix.0];
-        let Some((&level, entry)) = lane.window.waiting().first_key_value() else { return false };
-        let state = lane.places.keys().get(entry.key);
-        if !state.held {
+        let lane = &self.lanes[ix.0];
+        let is_held = |entry: &Entry| lane.places.keys().get(entry.key).held;
+        if !lane.window.waiting().first_key_value().is_some_and(|(_, entry)| is_held(entry)) {
             return false;
         }
-        let (at, id) = (entry.key, lane.id);
+        let Some((key, row)) = self.head_row(ix) else { return false };
+        let (id, level) = (self.lanes[ix.0].id, row.level);
+        self.lanes[ix.0].park(level, row.charge, key);
+        self.batch.parks += 1;
+        self.task_changed(row.task);
+        self.left_lane(ix);
+        self.park(id, row, Place::Lane(level), None, Part::First);
+        true
+    }
+
+    /// If the task that goes next in this lane needs another class than the lane's, it goes to the lane of that one, as a
+    /// new task there. So it does when classes have changed, and when a task that was shortened while it ran is tried again.
+    pub(super) fn move_first(&mut self, ix: LaneIx) -> bool {
+        let from_lane = self.lanes[ix.0].id;
+        let first = self.lanes[ix.0].window.waiting().first_key_value();
+        let Some(max_duration_ms) = first.map(|(_, entry)| entry.max_duration_ms()) else { return false };
+        if !self.belongs_elsewhere(from_lane, max_duration_ms) {
+            return false;
+        }
+        let Some((key, row)) = self.head_row(ix) else { return false };
+        let level = row.level;
+        self.lanes[ix.0].places.uncharge(&row.key, row.charge);
+        self.lanes[ix.0].withdraw(level, row.charge, key);
+        self.batch.parks += 1;
+        self.task_changed(row.task);
+        self.made_room(from_lane, &row.key);
+        self.left_lane(ix);
+        let class = Class(self.needs(from_lane.queue, max_duration_ms) as u8);
+        let lane = LaneId { class, ..from_lane };
+        let (to, row) = self.enter_or_shelve(lane, row);
+        self.batch.changes.push(Change::Shortened { from_lane, from: Place::Lane(level), lane, to, row });
+        true
+    }
+
+    /// Puts a row that has left its lane into another one, or on its key's shelf beside that. The change is the caller's.
+    pub(super) fn enter_or_shelve(&mut self, lane: LaneId, row: Row) -> (Place, Row) {
+        self.lane(lane);
+        if self.is_parked(lane, &row.key) {
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let row = self.shelve(lane, row, seq, Part::Last);
+            (Place::Parked(row.level), row)
+        } else {
+            let row = self.enter_lane(lane, row, Placing::New);
+            (Place::Lane(row.level), row)
+        }
+    }
+
+    /// The row of the task that goes next in this lane.
+    fn head_row(&self, ix: LaneIx) -> Option<(KeyIx, Row)> {
+        let lane = &self.lanes[ix.0];
+        let (&level, entry) = lane.window.waiting().first_key_value()?;
         let row = Row {
             level,
             task: entry.task,
-            key: state.key.clone(),
+            key: lane.places.keys().get(entry.key).key.clone(),
             charge: entry.charge,
             attempt: entry.attempt,
             max_attempts: entry.max_attempts,
             lost: entry.lost,
             terms: entry.terms.clone(),
         };
-        lane.park(level, row.charge, at);
-        self.batch.parks += 1;
-        self.task_changed(row.task);
-        self.left_lane(ix);
-        self.park(id, row, Place::Lane(level), None, Part::First);
-        true
+        Some((entry.key, row))
     }
 
     /// Whether the task that goes next in this lane has to leave it without being started, and this batch has seen
@@ -193,7 +238,9 @@ impl Shard {
         let lane = &self.lanes[ix.0];
         self.batch.parks >= self.bounds.moves_per_commit
             && lane.window.waiting().first_key_value().is_some_and(|(_, entry)| {
-                lane.places.keys().get(entry.key).held || entry.expires_by(self.now)
+                lane.places.keys().get(entry.key).held
+                    || entry.expires_by(self.now)
+                    || self.belongs_elsewhere(lane.id, entry.max_duration_ms())
             })
     }
 

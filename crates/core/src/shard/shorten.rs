@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::ends::{no_such_task, row_of};
 use super::reads::Waiter;
-use super::{Part, Shard};
+use super::Shard;
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::change::{Change, Place, Row, Task};
@@ -133,15 +133,7 @@ impl Shard {
             }
             Place::Lane(_) | Place::Parked(_) => {
                 self.withdraw(task, false);
-                self.lane(lane);
-                if self.is_parked(lane, &row.key) {
-                    self.next_seq += 1;
-                    let row = self.shelve(lane, row, seq, Part::Last);
-                    (Place::Parked(row.level), row)
-                } else {
-                    let row = self.enter_lane(lane, row, super::timing::Placing::New);
-                    (Place::Lane(row.level), row)
-                }
+                self.enter_or_shelve(lane, row)
             }
             Place::Aside | Place::Over => return,
         };

@@ -256,6 +256,8 @@ pub struct Worker {
     last_start: u64,
     beat_at: Millis,
     running: BTreeMap<TaskId, Run>,
+    /// Those of them that were given less time since they began, and not because their clients wanted it.
+    downgraded: BTreeSet<TaskId>,
     /// Interactive ones of them that it was told to stop: their slots are given to others before they are gone.
     stopping: BTreeSet<TaskId>,
     /// Runs that wait until such a one is gone. They count as running.
@@ -302,6 +304,7 @@ impl Worker {
             last_start: 0,
             beat_at: Millis(0),
             running: BTreeMap::new(),
+            downgraded: BTreeSet::new(),
             stopping: BTreeSet::new(),
             held_up: VecDeque::new(),
             ended: BTreeMap::new(),
@@ -570,6 +573,7 @@ impl Worker {
         let leased = self.lease.is_some_and(|until| self.now < until);
         let careless = self.canary.is(Bug::StartAfterLease);
         if (careless || fresh && leased) && !self.draining && !self.running.contains_key(&task) {
+            self.downgraded.remove(&task);
             self.running.insert(task, run.clone());
             if self.is_full() {
                 self.held_up.push_back(task);
@@ -611,15 +615,19 @@ impl Worker {
         effects: &mut Vec<Effect>,
     ) {
         let Some(run) = self.running.get_mut(&task).filter(|run| run.fence == fence) else { return };
-        if run.limit_ms == limit_ms {
-            return; // said again
-        }
-        run.limit_ms = limit_ms;
         if run.max_duration_ms() != max_duration_ms {
             let terms = run.terms.as_deref().cloned().unwrap_or_default();
             run.terms = Some(Terms { max_duration_ms, ..terms }.into());
         }
-        effects.push(Effect::Limit { task, fence, limit_ms });
+        if run.limit_ms != limit_ms {
+            run.limit_ms = limit_ms;
+            if max_duration_ms == 0 {
+                // A later owner does not know of it, and has to when its time is up.
+                self.downgraded.retain(|task| self.running.contains_key(task));
+                self.downgraded.insert(task);
+            }
+            effects.push(Effect::Limit { task, fence, limit_ms });
+        }
     }
 
     /// A run is gone: one that waited for that begins.
@@ -639,6 +647,8 @@ impl Worker {
         // What ran for another store is nobody's business here.
         let end = end.filter(|_| !(self.killing && self.store.is_none()));
         let ended = self.running.get(&task).is_some_and(|run| run.fence == fence);
+        let downgraded = ended && self.downgraded.remove(&task);
+        let end = if downgraded && end == Some(End::TimeUp) { Some(End::Downgraded) } else { end };
         if ended
             && let Some(run) = self.running.remove(&task)
             && let Some(end) = end

@@ -93,6 +93,9 @@ impl World {
                 if self.rng.chance(300) {
                     settings.classes.truncate(self.rng.below(3) as usize);
                     settings.key_limit = self.rng.chance(500).then(|| self.rng.range(1, 3) as u32);
+                    for rate in [&mut settings.rate, &mut settings.key_rate].into_iter().flatten() {
+                        rate.per_second *= *self.rng.pick(&[1, 1, 10]);
+                    }
                 }
                 let version = self.rng.chance(300).then(|| self.rng.below(3));
                 Ok(Input::Configure { request, queue, settings, version })

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use evenhand_core::admission::RateUnit;
 use evenhand_core::messages::{self, Answer};
 use evenhand_core::names::{CommitId, Fence, Millis, SessionId, StoreId, TaskId, WorkerId};
 use evenhand_core::owner::messages::{Effect, Input};
@@ -289,6 +288,9 @@ impl World {
         } else {
             None
         };
+        if let Input::Refused { task, .. } = &input {
+            self.oracle.not_started(*task);
+        }
         state.core.step(state.server.clock.read(self.now), input, &mut effects);
         if let Some(asked) = asked {
             let is_answer = |effect: &Effect| matches!(effect, Effect::Shard(messages::Effect::Answer { request, .. }) if *request == asked);
@@ -464,9 +466,9 @@ impl World {
             }
             Effect::Warn { .. } => {}
             Effect::InteractiveOver { task, fence, .. } => self.oracle.interactive_over(task, fence)?,
-            Effect::Retried { task, attempt, end, lane, .. } => {
+            Effect::Retried { task, attempt, end, .. } => {
                 if end.is_none() {
-                    self.oracle.not_started(lane.queue);
+                    self.oracle.not_started(task);
                 }
                 self.store.look(SHARD, |tables| self.oracle.told_retried(tables, task, attempt))?;
             }
@@ -500,9 +502,11 @@ impl World {
             }
         }
         let settings = shard.settings(queue).settings;
-        if let Some(rate) = settings.rate.filter(|rate| rate.unit == RateUnit::Tasks) {
-            let id = run.lane.queue;
-            self.oracle.within_rate(id, self.now, rate.per_second, rate.burst)?;
+        if let Some(rate) = settings.rate {
+            self.oracle.within_rate(run, None, self.now, rate)?;
+        }
+        if let Some(rate) = shard.key_rate(run.lane.queue, &run.key) {
+            self.oracle.within_rate(run, Some(&run.key), self.now, rate)?;
         }
         let limit = shard.override_of(queue, &run.key).limit.or(settings.key_limit);
         let running = shard.key_counts(queue, &run.key).running;
