@@ -221,7 +221,9 @@ fn slots(shard: &Shard) -> Result<(), String> {
                 && shard.could_make_room(*queue)
                 && shard.startable(*queue).is_some();
             ensure(!room, || {
-                format!("a task of queue {queue} waits, and nothing looks at the runs that could make room for it")
+                format!(
+                    "a task of queue {queue} waits, and nothing looks at the runs that could make room for it"
+                )
             })?;
             let passed_over = shard.may_start()
                 && worker.has_free_slot()
@@ -232,6 +234,21 @@ fn slots(shard: &Shard) -> Result<(), String> {
                 format!(
                     "worker {id} has a free slot, and a task of queue {queue} that may run is passed over"
                 )
+            })?;
+        }
+    }
+    for (id, queue) in shard.queues.iter().enumerate().filter(|(_, queue)| queue.holders.is_some()) {
+        let id = QueueId(id as u32);
+        let looked_at = !shard.may_start() || shard.is_ready(id) || !shard.moves_left();
+        let stands_still = shard.settings_of(id).paused || shard.rate_wait(id).is_some();
+        if looked_at || stands_still || queue.free.is_empty() {
+            continue;
+        }
+        for lane in queue.lanes.values().map(|ix| shard.lane_at(*ix)) {
+            let first = lane.window.waiting().first_key_value();
+            let needs = first.map(|(_, entry)| shard.needs(id, entry.max_duration_ms()));
+            ensure(needs.is_none_or(|needs| needs == usize::from(lane.id.class.0)), || {
+                format!("lane {}: its first task needs another class, and may hide those behind it", lane.id)
             })?;
         }
     }

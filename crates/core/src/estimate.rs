@@ -8,20 +8,20 @@
 //! and one that is fairer or more urgent goes ahead and is seen to.
 //!
 //! The copy ([`Snapshot`]) is taken in the shard's step; the play needs nothing of the shard, and belongs on another
-//! thread. Memory knows a window of each lane. What is beyond it, or stands on a shelf, is extrapolated and marked
-//! *approximate*; so is everything where something is at work that the play does not know: workers that other queues with
-//! waiting tasks share, rates, keys at their limits.
+//! thread. Memory knows a window of each lane. What is beyond it, or behind something that is, or stands on a shelf, is
+//! extrapolated and marked *approximate*; so is everything where something is at work that the play does not know: workers
+//! that other queues with waiting tasks share, limits and rates of keys.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::admission::chance::Chance;
 use crate::admission::cycle::Holders;
-use crate::admission::{ClassLimit, classes};
+use crate::admission::rate::Bucket;
+use crate::admission::{ClassLimit, Rate, classes};
 use crate::backlog::{Cost, Level, Turns, VTime};
 use crate::change::Place;
 use crate::names::{Class, Key, LaneId, Millis, Priority, QueueId, QueueName, TaskId, WorkerId};
-use crate::shard::Shard;
+use crate::shard::{Parked, Shard};
 use crate::workers::Worker;
 
 /// A number as it was of late: the mean of about the last 64.
@@ -80,11 +80,13 @@ pub struct Wanted {
 type Fine = u64;
 
 const MS: Fine = 1 << 10;
-/// By so many places per other lane a task can be set back by runs that end early. Found by measurement, in
-/// `evenhand-sim estimates`.
+/// By so many ends of other runs for each further class a task can be set back by runs that end early. Found by
+/// measurement, in `evenhand-sim estimates`.
 const SHIFT: usize = 2;
-/// How far it is looked for such a task; beyond, the longest class is added instead.
+/// How far it is looked for such ends; beyond, the longest class is added instead.
 const LOOK: usize = 256;
+/// So many shelves of a queue are looked at row by row. Where there are more, it counts how many rows they have.
+const SHELVES: usize = 1_000;
 /// Something without an end.
 const NEVER: Fine = u64::MAX;
 
@@ -100,6 +102,10 @@ pub struct Snapshot {
     /// In the order of priorities, then classes.
     lanes: Vec<LaneCopy>,
     turns: BTreeMap<Priority, Turns<Class>>,
+    /// What may start in a second, and what is left of it now.
+    rate: Option<(Rate, Bucket)>,
+    now: Millis,
+    shelves: BTreeMap<(LaneId, Key), ShelfCopy>,
     took: Took,
     approximate: bool,
     /// Nothing starts at all.
@@ -134,6 +140,27 @@ struct LaneCopy {
     /// Per key with rows beyond: up to where, and its weight.
     ends: Vec<(VTime, f64)>,
     took: Took,
+}
+
+/// The rows of a key that stand beside a lane.
+#[derive(Clone, Debug)]
+struct ShelfCopy {
+    rows: u64,
+    /// The first of them, as far as memory knows them.
+    known: Vec<Level>,
+    /// Its key is held, and how many of its tasks may run at once, if that is why.
+    held: bool,
+    limit: Option<u32>,
+}
+
+impl ShelfCopy {
+    /// How many of its rows stand before this one.
+    fn before(&self, level: Level) -> u64 {
+        match self.known.binary_search(&level) {
+            Ok(n) => n as u64,
+            Err(_) => self.rows.saturating_sub(1),
+        }
+    }
 }
 
 /// How long runs took of late.
@@ -172,6 +199,8 @@ struct Waiting {
     level: Level,
     key: u32,
     cost: Cost,
+    /// What it takes of a rate.
+    charged: Cost,
     /// 0 if it names none.
     max_duration_ms: u64,
     /// 0 if it did not say.
@@ -199,8 +228,11 @@ impl Shard {
             grace: self.settings_of(id).interactive_grace_ms * MS,
             lanes: Vec::new(),
             turns: queue.turns.clone(),
+            rate: self.rate_of(id),
+            now,
+            shelves: self.shelves_of(id),
             took: queue.took,
-            approximate: self.is_shared(id) || self.settings_of(id).rate.is_some() || queue.keyed.is_some(),
+            approximate: self.is_shared(id) || queue.keyed.is_some(),
             stands_still: !self.may_start() || self.settings_of(id).paused || serving.is_empty(),
         };
         for live in self.runs.values().filter(|live| serving.contains(&live.worker)) {
@@ -238,6 +270,7 @@ impl Shard {
                     level: *level,
                     key: entry.key.number(),
                     cost: entry.charge.asked().cost,
+                    charged: entry.charge.cost,
                     max_duration_ms: entry.max_duration_ms(),
                     expected_ms: entry.terms.as_ref().map_or(0, |terms| terms.expected_ms),
                 })
@@ -245,6 +278,8 @@ impl Shard {
             if waiting.is_empty() && lane.places.waiting_weights() == 0 && lane.places.to_come == 0 {
                 continue;
             }
+            // What is to come from shelves may go before what has its place.
+            snapshot.approximate |= lane.places.to_come > 0;
             let known = waiting.len() as u64;
             let rows: u64 = lane.places.rows() - lane.window.running().len() as u64;
             let mut copy = LaneCopy {
@@ -274,6 +309,22 @@ impl Shard {
             snapshot.lanes.push(copy);
         }
         Some(snapshot)
+    }
+
+    fn shelves_of(&self, id: QueueId) -> BTreeMap<(LaneId, Key), ShelfCopy> {
+        let of_queue = || self.parked.iter().filter(|((lane, _), _)| lane.queue == id);
+        let few = of_queue().take(SHELVES + 1).count() <= SHELVES;
+        let copy = |(at, parked): (&(LaneId, Key), &Parked)| {
+            let waiting = parked.shelf.window.waiting();
+            let copy = ShelfCopy {
+                rows: parked.rows,
+                known: if few { waiting.keys().copied().collect() } else { Vec::new() },
+                held: self.key_hold(id, &at.1).is_some(),
+                limit: self.key_limit(id, &at.1),
+            };
+            (at.clone(), copy)
+        };
+        of_queue().map(copy).collect()
     }
 
     /// Whether workers of this queue also serve others in which tasks wait.
@@ -312,10 +363,16 @@ impl Forecast {
         match (self.expected.find(wanted.task), self.upper.find(wanted.task)) {
             (None, None) => self.of.extrapolate(wanted, &self.expected, &self.upper),
             (Some(n), upper) => {
-                let at = self.expected.starts[n].at;
-                Some(self.of.told(n as u64 + 1, Some(at), upper.and_then(bound), false))
+                let Started { at, unseen, .. } = self.expected.starts[n];
+                let expected = stretched(at, n, unseen);
+                let unseen_above = upper.map_or(0, |n| self.upper.starts[n].unseen);
+                let approximate = unseen > 0 || unseen_above > 0;
+                Some(self.of.told(n as u64 + 1 + unseen, Some(expected), upper.and_then(bound), approximate))
             }
-            (None, Some(n)) => Some(self.of.told(n as u64 + 1, None, bound(n), false)),
+            (None, Some(n)) => {
+                let unseen = self.upper.starts[n].unseen;
+                Some(self.of.told(n as u64 + 1 + unseen, None, bound(n), unseen > 0))
+            }
         }
     }
 }
@@ -346,8 +403,19 @@ impl Played {
 struct Started {
     task: TaskId,
     at: Fine,
-    /// The class that it needs.
-    class: usize,
+    /// When it starts at the latest, if others end early.
+    late: Fine,
+    /// Rows that memory does not know and that may go before it.
+    unseen: u64,
+}
+
+/// The time of the n-th start, at the same pace, if so many more go before it.
+fn stretched(at: Fine, n: usize, unseen: u64) -> Fine {
+    if unseen == 0 || at == NEVER {
+        return at;
+    }
+    let more = u128::from(at) * u128::from(unseen) / (n as u128 + 1);
+    at.saturating_add(u64::try_from(more).unwrap_or(NEVER))
 }
 
 impl Snapshot {
@@ -382,23 +450,20 @@ impl Snapshot {
     ///
     /// Where a queue has one class, a run that ends early delays nobody. Where it has several, it may let a task of
     /// another lane take a turn that it would not have had: the slot is another's then, or the room in the class, and this
-    /// one waits for the next. So its bound is that of a task some places behind it: [`SHIFT`] for each other lane, among
-    /// all that start and among those that need its class or a longer one.
+    /// one waits for the next. So its bound is when [`SHIFT`] more runs for each further class have ended, of all that run
+    /// when it starts and of those that hold its class or a longer one; and at least half as much again. It depends on what
+    /// runs and what goes before alone.
     fn bound(&self, played: &Played, n: usize) -> Option<Fine> {
         let start = *played.starts.get(n)?;
-        let Some(longest) = self.classes.last().filter(|_| self.classes.len() > 1) else {
-            return Some(start.at);
+        let bound = match self.classes.last().filter(|_| self.classes.len() > 1) {
+            None => start.at,
+            Some(longest) => {
+                let most = start.at.saturating_add(longest.duration_ms.saturating_mul(MS));
+                let half = start.at.saturating_add(start.at / 2);
+                start.late.min(most).max(half.min(most))
+            }
         };
-        let most = start.at.saturating_add(longest.duration_ms.saturating_mul(MS));
-        let lanes = self.lanes.iter().filter(|lane| !lane.waiting.is_empty()).count();
-        let shift = SHIFT * lanes.saturating_sub(1).max(1);
-        let behind = |class: usize| {
-            let later = played.starts.iter().skip(n + 1).take(LOOK).filter(|later| later.class >= class);
-            later.map(|later| later.at).nth(shift - 1).unwrap_or(most)
-        };
-        let by_class = if start.class > 0 { behind(start.class) } else { start.at };
-        let half = start.at.saturating_add(start.at / 2);
-        Some(behind(0).max(by_class).max(half.min(most)))
+        Some(stretched(bound, n, start.unseen))
     }
 
     fn told(
@@ -417,20 +482,38 @@ impl Snapshot {
 
     /// Of a task that memory does not know: by how many of its lane go before it, as its keys were charged.
     fn extrapolate(&self, wanted: &Wanted, expected: &Played, upper: &Played) -> Option<Estimate> {
-        let lane = self.lanes.iter().find(|lane| lane.id == wanted.lane)?;
-        let before = match wanted.place {
-            Place::Lane(level) if level > lane.read => {
+        let lane = self.lanes.iter().find(|lane| lane.id == wanted.lane);
+        let known = expected.starts.len().max(upper.starts.len()) as f64;
+        let before = match (wanted.place, lane) {
+            (Place::Lane(level), Some(lane)) if level > lane.read => {
                 lane.rows_before(level.pass().time()).min(lane.beyond.saturating_sub(1) as f64)
             }
-            // In memory's part of its lane, and not started in the play: something stands in its way for ever.
-            Place::Lane(level) => {
-                let ahead = lane.waiting.iter().filter(|other| other.level < level).count() as u64;
-                return Some(self.told(ahead + 1, None, None, true));
+            // In memory's part of its lane: if it waits there and does not start in the play, something stands in its way
+            // for ever. If it does not wait there, it has been started.
+            (Place::Lane(level), Some(lane)) => {
+                let at = lane.waiting.binary_search_by_key(&level, |other| other.level).ok()?;
+                return Some(self.told(at as u64 + 1, None, None, true));
             }
-            Place::Parked(_) => lane.beyond as f64,
-            Place::Timer(_) | Place::Aside | Place::Over => return None,
+            (Place::Parked(level), lane) => {
+                let shelf = self.shelves.get(&(wanted.lane, wanted.key.clone()))?;
+                let own = shelf.before(level);
+                let beyond = lane.map_or(0, |lane| lane.beyond);
+                if shelf.held {
+                    // It waits for its own key's runs first of all.
+                    let took = lane.map_or(self.took, |lane| lane.took);
+                    let each = took.mean.fine().or(self.took.mean.fine());
+                    let rounds = shelf.limit.map(|limit| own / u64::from(limit.max(1)) + 1);
+                    let wait = each.zip(rounds).map(|(each, rounds)| each.saturating_mul(rounds));
+                    return Some(self.told(own + 1, wait, None, true));
+                }
+                // The others come in turn, as far as they have as many.
+                let others =
+                    self.shelves.iter().filter(|((lane, key), _)| *lane == wanted.lane && *key != wanted.key);
+                let others: u64 = others.map(|(_, other)| other.rows.min(own)).sum();
+                (own + others + beyond) as f64
+            }
+            (Place::Lane(_), None) | (Place::Timer(_) | Place::Aside | Place::Over, _) => return None,
         };
-        let known = expected.starts.len().max(upper.starts.len()) as f64;
         let ahead = known + before;
         // At the pace of what is known.
         let later = |played: &Played| {
@@ -459,11 +542,14 @@ struct Play<'a> {
     holders: Option<Holders>,
     chance: Chance,
     runs: Vec<PlayedRun>,
-    ends: BinaryHeap<Reverse<(Fine, usize)>>,
+    ends: BTreeSet<(Fine, usize)>,
     /// Default runs that hold more than the first class.
     yielding: Vec<usize>,
     turns: BTreeMap<Priority, Turns<Class>>,
     lanes: Vec<PlayedLane>,
+    rate: Option<(Rate, Bucket)>,
+    /// Per priority: rows beyond the windows of lanes that have come to the end of theirs.
+    unseen: BTreeMap<Priority, u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -492,7 +578,9 @@ impl<'a> Play<'a> {
             holders: (!of.classes.is_empty()).then(|| Holders::new(of.limits.clone())),
             chance: Chance::new(1),
             runs: Vec::new(),
-            ends: BinaryHeap::new(),
+            ends: BTreeSet::new(),
+            rate: of.rate,
+            unseen: BTreeMap::new(),
             yielding: Vec::new(),
             turns: of.turns.clone(),
             lanes: of
@@ -524,16 +612,20 @@ impl<'a> Play<'a> {
         }
         self.runs.push(run);
         if run.ends < NEVER {
-            self.ends.push(Reverse((run.ends, ix)));
+            self.ends.insert((run.ends, ix));
         }
     }
 
     /// Until these have started, or nothing more can.
     fn run(mut self, mut last: Option<BTreeSet<TaskId>>, all: usize) -> Vec<Started> {
         let mut starts = Vec::with_capacity(all);
-        let mut more = if self.of.classes.len() > 1 { LOOK } else { 0 };
         loop {
+            let mut wait = None;
             while let Some((lane, moves)) = self.next_start() {
+                wait = self.rate_wait();
+                if wait.is_some() {
+                    break;
+                }
                 self.give_up(&moves);
                 if self.free == 0 {
                     self.make_room();
@@ -542,42 +634,74 @@ impl<'a> Play<'a> {
                     break;
                 }
                 let class = self.head(lane).map_or(0, |head| self.needs(head.max_duration_ms));
+                let (at, late, unseen) = (self.now, self.late(class), self.unseen_before(lane));
                 let task = self.start(lane);
-                starts.push(Started { task, at: self.now, class });
+                starts.push(Started { task, at, late, unseen });
                 if let Some(last) = &mut last {
                     last.remove(&task);
                     if last.is_empty() {
-                        // Some more, for the bounds of the last.
-                        if more == 0 {
-                            return starts;
-                        }
-                        more -= 1;
+                        return starts;
                     }
                 }
             }
-            if starts.len() == all || !self.next_end() {
+            if starts.len() == all || !self.next_end(wait) {
                 return starts;
             }
         }
     }
 
-    /// The next run ends. False if none does.
-    fn next_end(&mut self) -> bool {
-        while let Some(Reverse((at, ix))) = self.ends.pop() {
-            let run = self.runs[ix];
-            if run.ends != at {
-                continue; // it was downgraded since
-            }
-            self.now = self.now.max(at);
-            self.free += 1;
-            if let Some(holders) = self.holders.as_mut().filter(|_| run.own) {
-                holders.release(TaskId(ix as u64), run.class, run.default);
-            }
-            self.runs[ix].ends = NEVER;
-            self.yielding.retain(|other| *other != ix);
-            return true;
+    /// When so many of the runs have ended by which a task of this class can be set back that starts now.
+    fn late(&self, class: usize) -> Fine {
+        if !self.upper || self.of.classes.len() < 2 {
+            return self.now;
         }
-        false
+        let shift = SHIFT * (self.of.classes.len() - 1);
+        let of_class = |ix: usize| self.runs[ix].own && self.runs[ix].class >= class;
+        let ends = self.ends.iter().take(LOOK);
+        let any = ends.clone().nth(shift - 1).map_or(NEVER, |(at, _)| *at);
+        let own = ends.filter(|(_, ix)| of_class(*ix)).nth(shift - 1).map_or(NEVER, |(at, _)| *at);
+        if class > 0 { any.max(own) } else { any }
+    }
+
+    /// Rows that memory does not know and that go before the next task of a lane.
+    fn unseen_before(&self, lane: usize) -> u64 {
+        self.unseen.range(..=self.of.lanes[lane].id.priority).map(|(_, rows)| rows).sum()
+    }
+
+    /// When the rate lets something start again, if it does not now.
+    fn rate_wait(&self) -> Option<Fine> {
+        let (rate, bucket) = self.rate?;
+        let ready = bucket.ready_at(rate, self.of.now.plus(self.now / MS));
+        let ready = ready.0.saturating_sub(self.of.now.0).saturating_mul(MS);
+        (ready > self.now).then_some(ready)
+    }
+
+    /// The next run ends, or the time comes that is waited for. False if neither does.
+    fn next_end(&mut self, wait: Option<Fine>) -> bool {
+        let first = self.ends.first().copied();
+        match (first, wait) {
+            (None, None) => false,
+            (None, Some(until)) => {
+                self.now = until;
+                true
+            }
+            (Some((at, _)), Some(until)) if until < at => {
+                self.now = until;
+                true
+            }
+            (Some((at, ix)), _) => {
+                self.ends.remove(&(at, ix));
+                self.now = self.now.max(at);
+                self.free += 1;
+                let run = self.runs[ix];
+                if let Some(holders) = self.holders.as_mut().filter(|_| run.own) {
+                    holders.release(TaskId(ix as u64), run.class, run.default);
+                }
+                self.runs[ix].ends = NEVER;
+                self.yielding.retain(|other| *other != ix);
+                true
+            }
+        }
     }
 
     fn needs(&self, max_duration_ms: u64) -> usize {
@@ -634,8 +758,9 @@ impl<'a> Play<'a> {
         run.class = to;
         let ends = u64::try_from((run.began + limit).max(i128::from(self.now))).unwrap_or(NEVER);
         if ends < run.ends {
+            self.ends.remove(&(run.ends, ix));
             run.ends = ends;
-            self.ends.push(Reverse((ends, ix)));
+            self.ends.insert((ends, ix));
         }
         if to == 0 {
             self.yielding.retain(|other| *other != ix);
@@ -667,6 +792,12 @@ impl<'a> Play<'a> {
         let lane = &self.of.lanes[at];
         let waiting = lane.waiting[self.lanes[at].next];
         self.lanes[at].next += 1;
+        if self.lanes[at].next == lane.waiting.len() && lane.beyond > 0 {
+            *self.unseen.entry(lane.id.priority).or_default() += lane.beyond;
+        }
+        if let Some((rate, bucket)) = &mut self.rate {
+            bucket.take(*rate, rate.takes(waiting.charged), self.of.now.plus(self.now / MS));
+        }
         self.free -= 1;
         let (class, limit_ms, default) = match &self.holders {
             Some(holders) if waiting.max_duration_ms == 0 => {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use evenhand_core::admission::{ClassLimit, Limit};
+use evenhand_core::admission::{ClassLimit, Limit, Rate, RateUnit};
 use evenhand_core::change::{Place, Settings};
 use evenhand_core::estimate::Wanted;
 use evenhand_core::life::End;
@@ -28,6 +28,8 @@ pub struct Load {
     pub classes: Vec<ClassLimit>,
     /// Durations that tasks name, in milliseconds; 0 is none.
     pub durations: Vec<u64>,
+    /// So many may start in a second, in thousandths; 0 is no rate.
+    pub per_second: u64,
     /// A run takes all of its time, or any part of it.
     pub exact: bool,
     /// Slots.
@@ -80,6 +82,7 @@ pub fn loads() -> Vec<Load> {
         keys: 1,
         classes: Vec::new(),
         durations: vec![500, 2_000, 7_000],
+        per_second: 0,
         exact: false,
         slots: 8,
         backlog: 400,
@@ -105,6 +108,7 @@ pub fn loads() -> Vec<Load> {
             steady: 0,
             ..one.clone()
         },
+        Load { name: "one key, a rate", per_second: 2_500, ..one.clone() },
         Load { name: "9 keys, fixed durations", keys: 9, steady: 0, strict: false, ..one.clone() },
         Load {
             name: "9 keys, 3 classes",
@@ -183,7 +187,9 @@ impl<'a> Playing<'a> {
         let mut driver = Driver::fresh(Bounds::default());
         driver.checks = false;
         let queue = QueueName::new("q").map_err(|refusal| refusal.to_string())?;
-        let settings = Settings { classes: load.classes.clone(), ..plain() };
+        let (per_second, unit) = (load.per_second, RateUnit::Tasks);
+        let rate = (per_second > 0).then_some(Rate { per_second, burst: 1_000, unit });
+        let settings = Settings { classes: load.classes.clone(), rate, ..plain() };
         let request = driver.request();
         let configure = Input::Configure { request, queue: queue.clone(), settings, version: None };
         driver.tell(configure).map_err(|trouble| trouble.to_string())?;
@@ -207,7 +213,17 @@ impl<'a> Playing<'a> {
         }
         self.driver.tell(slots_of(1, self.load.slots, &self.queue))?;
         self.look()?;
-        while let Some((at, task)) = self.ends.pop_first() {
+        loop {
+            // With a rate, tasks start also when none has ended.
+            if self.load.per_second > 0 && !self.waiting.is_empty() {
+                let next = Millis(self.driver.now.0 + 1);
+                if self.ends.first().is_none_or(|(at, _)| *at > next) {
+                    self.driver.wait(1)?;
+                    self.take_in();
+                    continue;
+                }
+            }
+            let Some((at, task)) = self.ends.pop_first() else { break };
             let wait = at.0.saturating_sub(self.driver.now.0);
             self.driver.wait(wait)?;
             let Some((run, _, end)) = self.runs.remove(&task) else { continue };
@@ -232,6 +248,15 @@ impl<'a> Playing<'a> {
 
     /// Takes in what happened, and notes what is said of those that wait.
     fn look(&mut self) -> Result<(), Trouble> {
+        self.take_in();
+        // Somebody asks now and then, of one task or another.
+        if self.rng.chance(200) {
+            self.ask();
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self) {
         let now = self.driver.now;
         for event in self.driver.events() {
             match event {
@@ -252,11 +277,6 @@ impl<'a> Playing<'a> {
                 Event::Answered(..) | Event::Stopped(..) | Event::Acknowledged(..) | Event::Finished(..) => {}
             }
         }
-        // Somebody asks now and then, of one task or another.
-        if self.rng.chance(200) {
-            self.ask();
-        }
-        Ok(())
     }
 
     fn ask(&mut self) {

@@ -2,9 +2,18 @@
 //! "fast", "medium" and "slow", with "default" and "interactive" tasks. Both play the same states; what they do must be
 //! the same, up to whom chance chooses among equals.
 
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::admission::{ClassLimit, Limit};
+use crate::backlog::Weight;
+use crate::change::Settings;
+use crate::life::{End, Ending};
+use crate::messages::InteractiveAsk;
+use crate::names::{Epoch, Key, Millis, QueueId, QueueName, RequestId, WorkerId};
+use crate::{Bounds, Effect, Input, Metadata, NewTask, Run, Shard, check};
 
 const FAST: usize = 0;
 const MEDIUM: usize = 1;
@@ -287,4 +296,166 @@ fn a_denied_request_takes_one_step_of_the_longest() {
     }
     let expected = [(3, 2, 2), (3, 2, 1), (2, 1, 2), (2, 1, 1), (1, 0, 3), (1, 0, 2), (1, 0, 1)];
     assert_eq!(steps, expected);
+}
+
+/// A denied interactive request, as the text has it.
+fn transcribed_denial(running: &mut Running) {
+    if running.defaults[SLOW] > 0 {
+        running.defaults[SLOW] -= 1;
+        running.defaults[MEDIUM] += 1;
+    } else if running.defaults[MEDIUM] > 0 {
+        running.defaults[MEDIUM] -= 1;
+        running.defaults[FAST] += 1;
+    }
+}
+
+/// A whole shard with one worker, whose commits happen at once.
+struct Whole {
+    shard: Shard,
+    queue: QueueName,
+    next_request: u64,
+}
+
+impl Whole {
+    fn new(limits: &[u64]) -> Whole {
+        let shard = Shard::new(Bounds::default(), Epoch(1), 7, Metadata::default()).unwrap();
+        let queue = QueueName::new("q").unwrap();
+        let mut whole = Whole { shard, queue: queue.clone(), next_request: 0 };
+        whole.tell(Input::Open);
+        let class = |(n, limit): (usize, &u64)| ClassLimit {
+            duration_ms: 1_000 * (n as u64 + 1),
+            limit: if n == 0 { Limit::All } else { Limit::Slots(*limit as u32) },
+        };
+        let classes = limits.iter().enumerate().map(class).collect();
+        let (request, settings) = (whole.request(), Settings { classes, ..Settings::default() });
+        whole.tell(Input::Configure { request, queue: queue.clone(), settings, version: None });
+        let queues = vec![(queue, Weight::ONE)];
+        whole.tell(Input::Slots { worker: WorkerId(1), slots: limits[FAST] as u32, queues });
+        whole
+    }
+
+    fn request(&mut self) -> RequestId {
+        self.next_request += 1;
+        RequestId(self.next_request)
+    }
+
+    fn tell(&mut self, input: Input) {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let mut effects = Vec::new();
+            self.shard.step(Millis(1), input, &mut effects);
+            self.shard.seal(&mut effects);
+            check::invariants(&self.shard).unwrap();
+            for effect in effects {
+                if let Effect::Save { commit, .. } = effect {
+                    inputs.push_back(Input::Committed { commit });
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, waits: Waits) {
+        let mut task = NewTask::new(Key::shared());
+        task.max_duration_ms = match waits {
+            Waits::Needs(class) => 1_000 * (class as u64 + 1),
+            Waits::Default => 0,
+        };
+        let request = self.request();
+        self.tell(Input::Enqueue { request, queue: self.queue.clone(), tasks: vec![task], once: None });
+    }
+
+    fn interactive(&mut self) {
+        let (request, ask) = (self.request(), InteractiveAsk { key: Key::shared(), max_duration_ms: 0 });
+        self.tell(Input::Interactive { request, queue: self.queue.clone(), ask });
+    }
+
+    /// Ends one of the runs, and says what it was: its class, and whether a default or an interactive one.
+    fn end(&mut self, pick: usize) -> Option<(usize, bool, bool)> {
+        let at = pick.checked_rem(self.shard.runs.len())?;
+        let live = self.shard.runs.values().nth(at)?;
+        let Run { task, fence, attempt, .. } = live.run;
+        let was = (live.class, live.default, task.is_interactive());
+        let (end, ending) = (End::Succeeded, Ending::default());
+        self.tell(Input::Ended { worker: WorkerId(1), task, fence, attempt, end, ending });
+        Some(was)
+    }
+
+    fn running(&self) -> Running {
+        let mut running = Running { fixed: vec![0; 3], defaults: vec![0; 3], interactive: 0 };
+        for live in self.shard.runs.values() {
+            match (live.run.task.is_interactive(), live.default) {
+                (true, _) => running.interactive += 1,
+                (false, true) => running.defaults[live.class] += 1,
+                (false, false) => running.fixed[live.class] += 1,
+            }
+        }
+        running
+    }
+}
+
+/// What happens next; the number chooses among runs.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Put(bool),
+    Interactive,
+    End(usize),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        4 => any::<bool>().prop_map(Act::Put),
+        1 => Just(Act::Interactive),
+        3 => (0..50_usize).prop_map(Act::End),
+    ];
+    prop::collection::vec(act, 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    /// The dispatcher itself beside the text, from the beginning. What waits at one time is of one lane, for which of
+    /// several lanes goes first is not the text's matter; what runs is of all kinds.
+    #[test]
+    fn a_shard_does_what_the_text_says(
+        limits in prop::collection::vec(1..6_u64, 3),
+        phases in prop::collection::vec((0..3_usize, acts()), 1..8),
+    ) {
+        let mut limits = limits;
+        limits.sort_unstable_by(|a, b| b.cmp(a));
+        let mut whole = Whole::new(&limits);
+        let mut text = Running { fixed: vec![0; 3], defaults: vec![0; 3], interactive: 0 };
+        for (class, acts) in phases {
+            let mut queue: Vec<Waits> = Vec::new();
+            let mut acts = VecDeque::from(acts);
+            // Until nothing waits any more.
+            while let Some(act) = acts.pop_front().or_else(|| (!queue.is_empty()).then_some(Act::End(queue.len()))) {
+                match act {
+                    Act::Put(default) => {
+                        let waits = if class == FAST && default { Waits::Default } else { Waits::Needs(class) };
+                        whole.put(waits);
+                        queue.push(waits);
+                    }
+                    Act::Interactive if text.count(FAST) < limits[FAST] => {
+                        whole.interactive();
+                        text.interactive += 1;
+                    }
+                    Act::Interactive => {
+                        whole.interactive();
+                        transcribed_denial(&mut text);
+                    }
+                    Act::End(pick) => match whole.end(pick) {
+                        Some((_, _, true)) => text.interactive -= 1,
+                        Some((held, true, false)) => text.defaults[held] -= 1,
+                        Some((held, false, false)) => text.fixed[held] -= 1,
+                        None => prop_assert!(queue.is_empty(), "{queue:?} waits, and nothing runs"),
+                    },
+                }
+                while let Did::Started { place, .. } = transcribed(&mut text, &limits, &queue) {
+                    queue.remove(place);
+                }
+                prop_assert_eq!(whole.running(), text.clone(), "after {:?}", act);
+                prop_assert_eq!(whole.shard.waiting_in(QueueId(0)), queue.len() as u64);
+            }
+        }
+    }
 }

@@ -339,7 +339,8 @@ impl Shard {
         if !self.moves_left() {
             return false;
         }
-        let held = !self.canary.is(Bug::RoomForHeld) || !self.queues[self.lanes[ix.0].id.queue.0 as usize].free.is_empty();
+        let held = !self.canary.is(Bug::RoomForHeld)
+            || !self.queues[self.lanes[ix.0].id.queue.0 as usize].free.is_empty();
         held && self.park_first(ix) || self.expire_first(ix, effects) || self.move_first(ix)
     }
 

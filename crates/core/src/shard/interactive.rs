@@ -180,9 +180,10 @@ impl Shard {
     /// Tasks that memory knows in lanes of this queue which have something to start.
     fn at_hand(&self, queue: QueueId) -> u64 {
         let of = &self.queues[queue.0 as usize];
-        let below = of.holders.as_ref().map_or(usize::MAX, |_| {
-            self.full_classes(queue).first().copied().unwrap_or(usize::MAX)
-        });
+        let below = of
+            .holders
+            .as_ref()
+            .map_or(usize::MAX, |_| self.full_classes(queue).first().copied().unwrap_or(usize::MAX));
         let lanes = of.lanes.values().filter(|ix| !self.is_left_out(**ix, below));
         lanes.map(|ix| self.lanes[ix.0].window.waiting().len() as u64).sum()
     }

@@ -182,9 +182,14 @@ impl Shard {
 
     /// When this queue may start something again, if it may not now because of its rate.
     pub(crate) fn rate_wait(&self, queue: QueueId) -> Option<Millis> {
-        let rate = self.settings_of(queue).rate?;
-        let bucket = self.queues[queue.0 as usize].bucket.unwrap_or(self.unused().bucket);
+        let (rate, bucket) = self.rate_of(queue)?;
         Some(bucket.ready_at(rate, self.now)).filter(|until| *until > self.now)
+    }
+
+    /// What may start of a queue in a second, and what is left of that.
+    pub(crate) fn rate_of(&self, queue: QueueId) -> Option<(Rate, Bucket)> {
+        let rate = self.settings_of(queue).rate?;
+        Some((rate, self.queues[queue.0 as usize].bucket.unwrap_or(self.unused().bucket)))
     }
 
     /// Something of this queue and this key starts.

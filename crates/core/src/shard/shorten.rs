@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use super::Shard;
 use super::ends::{no_such_task, row_of};
 use super::reads::Waiter;
-use super::Shard;
 use crate::backlog::{Entry, Level};
 use crate::bounds;
 use crate::change::{Change, Place, Row, Task};
