@@ -21,6 +21,7 @@ use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, Task, bounds};
 use evenhand_store::{History, Store, StoreError};
 use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
@@ -477,7 +478,7 @@ pub(crate) type Attaching = Pin<Box<dyn Stream<Item = Result<v1::AttachResponse,
 struct Asks {
     incoming: Streaming<v1::AttachRequest>,
     /// Closed when the client does not listen any more.
-    answers: mpsc::Sender<Result<v1::AttachResponse, Status>>,
+    listens: Said,
     /// It will say no more, but listens.
     ended: bool,
 }
@@ -486,7 +487,7 @@ impl Source for Asks {
     async fn next(&mut self) -> Option<Result<FromClient, Refusal>> {
         loop {
             tokio::select! {
-                () = self.answers.closed() => return None,
+                () = self.listens.closed() => return None,
                 said = self.incoming.message(), if !self.ended => match said {
                     Ok(Some(v1::AttachRequest { message: Some(said) })) => return Some(checked(said)),
                     Ok(Some(v1::AttachRequest { message: None })) => {}
@@ -499,15 +500,49 @@ impl Source for Asks {
             }
         }
     }
+
+    async fn gone(&mut self) -> Option<Refusal> {
+        self.listens.closed().await;
+        None
+    }
+
+    async fn leave(self) {}
 }
 
+/// The way to a client that listens.
+type Said = mpsc::Sender<Result<v1::AttachResponse, Status>>;
+
 /// How it is answered.
-struct Answers(mpsc::Sender<Result<v1::AttachResponse, Status>>);
+struct Answers {
+    answers: Said,
+    /// For one message, behind all others.
+    last: Said,
+}
+
+impl Answers {
+    /// It, and what the client hears.
+    fn new() -> (Answers, Attaching) {
+        let (answers, answered) = mpsc::channel(ANSWERS);
+        // The last word has a place of its own: it does not wait for those who read slowly.
+        let (last, ending) = mpsc::channel(1);
+        let attaching = ReceiverStream::new(answered).chain(ReceiverStream::new(ending));
+        (Answers { answers, last }, Box::pin(attaching))
+    }
+
+    /// Says it, and waits until it is taken.
+    async fn end(self, said: Result<v1::AttachResponse, Status>) {
+        let Answers { answers, last } = self;
+        drop(answers);
+        if last.send(said).await.is_ok() {
+            let _ = last.reserve().await;
+        }
+    }
+}
 
 impl Sink for Answers {
     async fn send(&mut self, said: ToClient) -> Result<(), Gone> {
         let said = v1::AttachResponse { message: Some(said) };
-        self.0.send(Ok(said)).await.map_err(|_| Gone)
+        self.answers.send(Ok(said)).await.map_err(|_| Gone)
     }
 
     async fn ping(&mut self) -> Result<(), Gone> {
@@ -515,12 +550,12 @@ impl Sink for Answers {
         Ok(())
     }
 
-    async fn close(mut self, closed: v1::AttachClosed) {
-        let _ = self.send(ToClient::Closed(closed)).await;
+    async fn close(self, closed: v1::AttachClosed) {
+        self.end(Ok(v1::AttachResponse { message: Some(ToClient::Closed(closed)) })).await;
     }
 
     async fn refuse(self, refusal: Refusal) {
-        let _ = self.0.send(Err(errors::status(&refusal))).await;
+        self.end(Err(errors::status(&refusal))).await;
     }
 }
 
@@ -677,10 +712,10 @@ impl<S: Store + Clone + 'static> Client for Clients<S> {
         let mut incoming = request.into_inner();
         let open = opened(&mut incoming).await.map_err(|refusal| errors::status(&refusal))?;
         let session = self.interactive(open).await.map_err(|refusal| errors::status(&refusal))?;
-        let (answers, answered) = mpsc::channel(ANSWERS);
-        let source = Asks { incoming, answers: answers.clone(), ended: false };
-        tokio::spawn(relay(session, source, Answers(answers)));
-        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(answered))))
+        let (answers, attaching) = Answers::new();
+        let source = Asks { incoming, listens: answers.last.clone(), ended: false };
+        tokio::spawn(relay(session, source, answers));
+        Ok(Response::new(attaching))
     }
 
     async fn enqueue(
@@ -813,4 +848,31 @@ pub(crate) fn by_health(workers: &[v1::Worker]) -> BTreeMap<&str, u64> {
         *counts.entry(worker.health.as_str()).or_default() += 1;
     }
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_word_reaches_also_who_reads_slowly() {
+        let (mut answers, mut attaching) = Answers::new();
+        for _ in 0..ANSWERS {
+            answers.send(ToClient::Stdout("a".into())).await.unwrap();
+        }
+        let closing = answers.close(v1::AttachClosed::default());
+        tokio::time::timeout(Duration::from_secs(5), closing).await.unwrap_err();
+        for _ in 0..ANSWERS {
+            let said = attaching.next().await.unwrap().unwrap().message.unwrap();
+            assert_eq!(said, ToClient::Stdout("a".into()));
+        }
+        let said = attaching.next().await.unwrap().unwrap().message.unwrap();
+        assert_eq!(said, ToClient::Closed(v1::AttachClosed::default()));
+        assert!(attaching.next().await.is_none());
+        // Who hears it is not waited for.
+        let (answers, mut attaching) = Answers::new();
+        let heard = tokio::spawn(async move { attaching.next().await.unwrap().is_err() });
+        answers.refuse(Refusal::invalid("stdin", "is wrong")).await;
+        assert!(heard.await.unwrap());
+    }
 }

@@ -396,6 +396,56 @@ fn a_client_that_is_gone_ends_its_process() {
 }
 
 #[test]
+fn a_client_that_is_gone_ends_its_process_also_one_that_does_not_read() {
+    let (server, api, _worker) = begin(LONG, 1, "echo $$; exec sleep 100000");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_evenhand"))
+        .args(["attach", "q", "--server", &server.url()])
+        .stdin(File::open("/dev/zero").unwrap())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pid: u32 = line.trim().parse().unwrap();
+    let io = format!("/proc/{}/io", child.id());
+    let read = || std::fs::read_to_string(&io).unwrap().lines().next().unwrap().to_string();
+    eventually("no more is read", || {
+        let before = read();
+        (0..500).all(|_| {
+            std::thread::yield_now();
+            read() == before
+        })
+    });
+    signal(child.id(), Signal::INT);
+    assert_eq!(wait(&mut child, "attach ends").code(), Some(130));
+    eventually("its process is gone", || !lives(pid));
+    eventually("its slot is free", || api.workers()[0].running == 0);
+    // The same with a WebSocket, when it is asked whether it is there.
+    let mut socket = Socket::open(&server, "");
+    let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    block_on(async {
+        let frame = || Message::Binary(vec![STDIN; 64 * 1024].into());
+        while tokio::time::timeout(Duration::from_millis(500), socket.0.send(frame())).await.is_ok() {}
+    });
+    assert!(lives(pid));
+    drop(socket);
+    eventually("its process is gone", || !lives(pid));
+    eventually("its slot is free", || api.workers()[0].running == 0);
+}
+
+#[test]
+fn who_reads_late_hears_why_it_is_over() {
+    let (server, api, _worker) = begin(LONG, 1, r#"test -n "$EVENHAND_INTERACTIVE" || exec cat; yes"#);
+    let mut talk = Talk::begin(&server, &[]);
+    talk.line();
+    let id = api.submit("a payload");
+    api.end(&id);
+    let said = talk.ended();
+    assert_eq!(said.code, 5, "{}", said.err);
+    assert!(said.err.contains("halted to make room"), "{}", said.err);
+}
+
+#[test]
 fn a_server_that_is_gone_ends_what_was_talked_to() {
     let (mut server, _api, _worker) = begin(LONG, 2, ECHO);
     let mut talk = Talk::begin(&server, &[]);
@@ -530,6 +580,7 @@ fn a_web_socket_carries_what_the_document_says() {
         (Message::Text(json!({ "resize": { "rows": 0, "cols": 1 } }).to_string().into()), "resize.rows"),
         (Message::Binary(vec![9].into()), "begins with the byte 0"),
         (Message::Binary(vec![].into()), "begins with the byte 0"),
+        (Message::Binary(vec![0; 1024 * 1024 + 2].into()), "frame: send at most 1048576 bytes"),
     ] {
         let mut socket = eventually_some("a slot is free", || {
             let free = block_on(connect(&server, "/v1/queues/q/interactive")).ok()?;
@@ -537,8 +588,46 @@ fn a_web_socket_carries_what_the_document_says() {
         });
         socket.send(wrong.clone());
         let (code, reason) = socket.closed();
-        assert!(code == 1008 && reason.contains(says), "{wrong:?}: {code} {reason}");
+        assert!(code == 1008 && reason.contains(says), "{code} {reason}, not {says}");
     }
+}
+
+#[test]
+fn a_web_socket_is_closed_by_both_and_says_how_it_ended() {
+    let (server, api, mut worker) = begin(SHORT, 2, "cat");
+    // Whoever leaves is let go in good order.
+    let mut socket = Socket::open(&server, "");
+    block_on(socket.0.close(None)).unwrap();
+    assert!(matches!(socket.next(), Message::Close(_)));
+    assert!(block_on(socket.0.next()).is_none(), "and nothing is reset");
+    eventually("its slot is free", || api.workers()[0].running == 0);
+    // All that it still said is read, so that the code is not lost.
+    let mut socket = Socket::open(&server, "?max_duration_ms=300");
+    for _ in 0..8 {
+        socket.say(&"x".repeat(1000));
+    }
+    assert_eq!(socket.closed(), (4002, "it took longer than it was allowed to".into()));
+    assert!(block_on(socket.0.next()).is_none());
+    let mut lasting = Socket::open(&server, "");
+    lasting.say("x");
+    assert_eq!(lasting.text_of(STDOUT), "x");
+    worker.kill_with_guardian();
+    assert_eq!(lasting.closed(), (4003, "its worker is gone".into()));
+    // Handlers cannot be talked to.
+    let (drain, drained) = tokio::sync::watch::channel(false);
+    let handlers = evenhand::Worker::new(&server.url())
+        .seat("h")
+        .seat_dir(server.path("handlers"))
+        .handle_bytes("handled", |bytes: bytes::Bytes, _| async move { Ok::<_, evenhand::Failure>(bytes) })
+        .drain_on(drained);
+    let serving = std::thread::spawn(move || block_on(handlers.run()));
+    let stream = eventually_some("there is a slot", || {
+        block_on(connect(&server, "/v1/queues/handled/interactive")).ok()
+    });
+    let (code, reason) = Socket(stream, String::new()).closed();
+    assert!(code == 4005 && reason.contains("handlers"), "{code} {reason}");
+    drain.send_replace(true);
+    serving.join().unwrap().unwrap();
 }
 
 #[test]
