@@ -12,6 +12,7 @@ use evenhand_api::v1::attach_response::Message as ToClient;
 use evenhand_api::v1::client_server::Client;
 use evenhand_api::{REQUEST_ID_BYTES, convert, errors, interactive, v1};
 use evenhand_core::change::Place;
+use evenhand_core::estimate::Wanted;
 use evenhand_core::explain::{Ahead, Standing};
 use evenhand_core::life::Backoff;
 use evenhand_core::messages::{InteractiveAsk, KeyChange};
@@ -124,7 +125,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
                     }
                     if told.state() == v1::TaskState::Queued {
                         let queue = QueueName::new(&told.queue)?;
-                        let estimate = self.forecasts.of(&self.mailbox, &queue, &stored).await;
+                        let estimate = self.forecasts.of(&self.mailbox, &queue, &wanted(&stored)).await;
                         told.estimate = estimate.map(forecasts::to_wire);
                     }
                     return Ok(told);
@@ -386,10 +387,11 @@ impl<S: Store + Clone + 'static> Clients<S> {
         if missed {
             first.push(say(v1::task_event::Event::Missed(true)));
         }
-        let mut over = false;
+        let (mut over, mut waits) = (false, false);
         if !id.is_empty() {
             let stands = v1::Task { tries: Vec::new(), ..self.get(&id).await? };
             over = is_over(stands.state());
+            waits = is_waiting(stands.state());
             // Its end may have come since the watch began.
             while over && let Ok(event) = events.try_recv() {
                 before.push(event);
@@ -407,23 +409,25 @@ impl<S: Store + Clone + 'static> Clients<S> {
         if over {
             return Ok(Some(Box::pin(first)));
         }
-        let events = if id.is_empty() { events } else { self.clone().with_estimates(id, events) };
-        let rest = tokio_stream::wrappers::ReceiverStream::new(events).map(Ok);
+        let events = if id.is_empty() { events } else { self.clone().with_estimates(id, waits, events) };
+        let rest = ReceiverStream::new(events).map(Ok);
         Ok(Some(Box::pin(first.chain(rest))))
     }
 
     /// A task that waits for its turn, and its queue.
-    async fn waiting(&self, id: &str) -> Option<(QueueName, Task)> {
+    async fn waiting(&self, id: &str) -> Option<(QueueName, Wanted)> {
         let stored = self.store.read_task(SHARD, own_task(id).ok()?).await.ok()??;
         let place = matches!(stored.place, Place::Lane(_) | Place::Parked(_));
         let queue = self.mailbox.queue_name(stored.lane.queue).await.ok()??;
-        place.then_some((queue, stored))
+        // Who watches holds no payload.
+        place.then(|| (queue, wanted(&stored)))
     }
 
-    /// The events of a task, and between them when it will start, as long as it waits.
+    /// The events of a task, and between them when it will start, as long as it waits. Whether it does is told.
     fn with_estimates(
         self,
         id: String,
+        mut waits: bool,
         mut events: mpsc::Receiver<v1::TaskEvent>,
     ) -> mpsc::Receiver<v1::TaskEvent> {
         // One is enough: who is slow is noticed where the events come from.
@@ -431,8 +435,8 @@ impl<S: Store + Clone + 'static> Clients<S> {
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(forecasts::TELL_EVERY);
             tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            let (mut waits, mut said, mut ticks) = (true, Told::default(), 0_u32);
-            let mut stored = None;
+            let (mut said, mut ticks) = (Told::default(), 0_u32);
+            let mut waiting = None;
             loop {
                 let event = tokio::select! {
                     biased;
@@ -444,11 +448,11 @@ impl<S: Store + Clone + 'static> Clients<S> {
                     _ = tick.tick(), if waits => {
                         // Where it waits is looked up again now and then: it may have moved.
                         if ticks.is_multiple_of(PLACE_EVERY) {
-                            stored = self.waiting(&id).await;
+                            waiting = self.waiting(&id).await;
                         }
                         ticks = ticks.wrapping_add(1);
-                        let Some((queue, task)) = &stored else { continue };
-                        let estimate = self.forecasts.of(&self.mailbox, queue, task).await;
+                        let Some((queue, wanted)) = &waiting else { continue };
+                        let estimate = self.forecasts.of(&self.mailbox, queue, wanted).await;
                         let estimate = estimate.map(forecasts::to_wire);
                         let Some(estimate) = estimate.filter(|now| said.is_news(*now)) else { continue };
                         v1::TaskEvent {
@@ -460,7 +464,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
                     }
                 };
                 if let Some(v1::task_event::Event::Task(task)) = &event.event {
-                    waits = matches!(task.state(), v1::TaskState::Queued | v1::TaskState::Scheduled);
+                    waits = is_waiting(task.state());
                 }
                 if out.send(event).await.is_err() {
                     return;
@@ -585,6 +589,24 @@ pub(crate) fn is_over(state: TaskState) -> bool {
         TaskState::Succeeded | TaskState::Failed | TaskState::Canceled | TaskState::Expired => true,
         TaskState::Queued | TaskState::Running | TaskState::Scheduled | TaskState::Unspecified => false,
     }
+}
+
+/// Whether tasks that stand like this have yet to start.
+fn is_waiting(state: TaskState) -> bool {
+    match state {
+        TaskState::Queued | TaskState::Scheduled => true,
+        TaskState::Running
+        | TaskState::Succeeded
+        | TaskState::Failed
+        | TaskState::Canceled
+        | TaskState::Expired
+        | TaskState::Unspecified => false,
+    }
+}
+
+/// What decides when a task starts.
+fn wanted(task: &Task) -> Wanted {
+    Wanted { task: task.id, lane: task.lane, place: task.place, key: task.key.clone() }
 }
 
 /// To whoever got an answer to something else.

@@ -146,15 +146,20 @@ fn a_command_that_is_not_there_is_told() {
 }
 
 /// A terminal with somebody in front of it, and a command in it.
-struct Screen {
+pub(crate) struct Screen {
     ours: File,
     theirs: OwnedFd,
-    child: Child,
+    pub(crate) child: Child,
     read: Vec<u8>,
 }
 
 impl Screen {
     fn begin(server: &Server, args: &[&str], rows: u16, cols: u16) -> Screen {
+        Screen::of(server, &[&["attach", "q", "--tty"], args].concat(), rows, cols)
+    }
+
+    /// With any command of evenhand in it.
+    pub(crate) fn of(server: &Server, args: &[&str], rows: u16, cols: u16) -> Screen {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags).unwrap();
         unlockpt(&ours).unwrap();
@@ -163,16 +168,9 @@ impl Screen {
         let end = || Stdio::from(theirs.try_clone().unwrap());
         // It needs the terminal as its own to be told of its size.
         let child = Command::new("setsid")
-            .args([
-                "--ctty",
-                env!("CARGO_BIN_EXE_evenhand"),
-                "attach",
-                "q",
-                "--tty",
-                "--server",
-                &server.url(),
-            ])
+            .args(["--ctty", env!("CARGO_BIN_EXE_evenhand")])
             .args(args)
+            .args(["--server", &server.url()])
             .env("TERM", "xterm-test")
             .stdin(end())
             .stdout(end())
@@ -187,7 +185,7 @@ impl Screen {
     }
 
     /// Waits until this is shown, and forgets what came before.
-    fn shows(&mut self, text: &str) {
+    pub(crate) fn shows(&mut self, text: &str) {
         loop {
             let so_far = String::from_utf8_lossy(&self.read).into_owned();
             if let Some(at) = so_far.find(text) {
