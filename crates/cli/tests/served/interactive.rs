@@ -303,19 +303,31 @@ fn a_task_that_needs_the_slot_halts_an_interactive_one() {
 #[test]
 fn a_client_is_warned_before_it_is_halted_if_its_queue_wants_that() {
     let (server, api, _worker) = begin(LONG, 1, ECHO);
-    assert_eq!(server.cli(&["queue", "set", "q", "--interactive-grace", "500ms"]).code, 0);
+    let grace = |time| assert_eq!(server.cli(&["queue", "set", "q", "--interactive-grace", time]).code, 0);
+    let warned = |socket: &mut Socket| {
+        let Message::Text(text) = socket.next() else { panic!("no warning") };
+        serde_json::from_str::<Value>(&text).unwrap()["warning"]["grace_ms"].as_u64()
+    };
+    grace("1m");
     let mut socket = Socket::open(&server, "");
-    let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    socket.text_of(STDOUT);
     let id = api.submit("a payload");
-    let Message::Text(text) = socket.next() else { panic!("no warning") };
-    let said: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(said["warning"]["grace_ms"], 500, "{said}");
+    assert_eq!(warned(&mut socket), Some(60_000));
     // It may go on until then.
     socket.say("still here\n");
     assert_eq!(socket.text_of(STDOUT), "still here\n");
+    socket.send(Message::Text(json!({ "eof": true }).to_string().into()));
+    assert_eq!(socket.closed().0, 1000);
+    api.end(&id);
+    grace("500ms");
+    let mut socket = Socket::open(&server, "");
+    let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    let id = api.submit("a payload");
+    assert_eq!(warned(&mut socket), Some(500));
     assert_eq!(socket.closed().0, 4001);
     api.end(&id);
     assert!(!lives(pid));
+    grace("1m");
     // One that ends in time makes room by itself.
     let mut talk = Talk::begin(&server, &[]);
     talk.line();
@@ -331,7 +343,7 @@ fn a_client_is_warned_before_it_is_halted_if_its_queue_wants_that() {
 #[test]
 fn an_interactive_task_ends_when_its_time_is_up() {
     let (server, _api, _worker) = begin(LONG, 1, ECHO);
-    let talk = Talk::begin(&server, &["--max-duration", "300ms"]);
+    let talk = Talk::begin(&server, &["--max-duration", "5s"]);
     let said = talk.ended();
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.err.contains("took longer than it was allowed to"), "{said:?}");
