@@ -105,8 +105,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
             let Some(stored) = stored else {
                 // Its queue remembers nothing, but we do for a while.
                 let recent = self.mailbox.ended(task).await?;
-                let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
-                return recent.map(|recent| recent.task(SHARD, task)).ok_or_else(gone);
+                return recent.map(|recent| recent.task(SHARD, task)).ok_or_else(|| not_there(id, task));
             };
             let tried = stored.attempt > 1;
             let Some(explained) = self.mailbox.explain(vec![stored.clone()]).await?.pop() else { continue };
@@ -141,7 +140,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
                 }
             }
         }
-        Err(Refusal::not_found(format!("task {id} does not exist, or is not remembered")))
+        Err(not_there(id, task))
     }
 
     async fn cancel(&self, id: &str) -> Result<v1::CancelResponse, Refusal> {
@@ -284,9 +283,9 @@ impl<S: Store + Clone + 'static> Clients<S> {
 
     /// A task as the store has it.
     async fn stored(&self, id: &str) -> Result<Task, Refusal> {
-        let stored = self.store.read_task(SHARD, own_task(id)?).await.map_err(|why| unavailable(&why))?;
-        let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
-        stored.ok_or_else(gone)
+        let task = own_task(id)?;
+        let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
+        stored.ok_or_else(|| not_there(id, task))
     }
 
     async fn file(&self, request: v1::FileRequest) -> Result<v1::File, Refusal> {
@@ -607,6 +606,16 @@ fn is_waiting(state: TaskState) -> bool {
 /// What decides when a task starts.
 fn wanted(task: &Task) -> Wanted {
     Wanted { task: task.id, lane: task.lane, place: task.place, key: task.key.clone() }
+}
+
+/// To whoever asks for a task that is not there.
+fn not_there(id: &str, task: TaskId) -> Refusal {
+    Refusal::not_found(match task.is_interactive() {
+        true => format!(
+            "task {id} is interactive: there is no record of it; while it runs it can be talked to, and canceled"
+        ),
+        false => format!("task {id} does not exist, or is not remembered"),
+    })
 }
 
 /// To whoever got an answer to something else.

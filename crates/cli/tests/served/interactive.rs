@@ -486,6 +486,11 @@ fn an_interactive_task_can_be_canceled() {
     let (server, api, _worker) = begin(LONG, 1, ECHO);
     let mut socket = Socket::open(&server, "");
     let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    // That is all that can be done with it.
+    for command in ["get", "watch"] {
+        let said = server.cli(&[command, &socket.1]);
+        assert!(said.code == 3 && said.err.contains("is interactive: there is no record"), "{said:?}");
+    }
     block_on(api.client.cancel(&socket.1)).unwrap();
     let (code, reason) = socket.closed();
     assert_eq!((code, reason.as_str()), (4004, "it was canceled"));
