@@ -441,7 +441,7 @@ struct QueuePath {
 #[expect(dead_code, reason = "it says in the document what `Named` reads")]
 struct TaskPath {
     /// The task's id.
-    #[param(pattern = "^[0-9]{1,9}-[0-9]{1,18}$", example = "0-42")]
+    #[param(pattern = "^[0-9]{1,9}-[0-9]{1,19}$", example = "0-42")]
     id: String,
 }
 
