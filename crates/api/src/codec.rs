@@ -13,11 +13,24 @@ use tonic_prost::ProstEncoder;
 
 use crate::v1;
 
-/// Most fields of a message: a full enqueue has 10,000. Those of its parts are counted where there may be many, the
-/// files of tasks.
+/// Most fields of a message: a full enqueue has 10,000. Those of its parts are counted where there may be many: the
+/// files of tasks, and the classes of a queue.
 const FIELDS: usize = 250_000;
 /// Where those are: `files` in `tasks` of an enqueue.
-const FILES: (u32, u32) = (2, 16);
+const FILES: &[u32] = &[2, 16];
+/// `classes` in `classes` in `settings` of a change of a queue.
+const CLASSES: &[u32] = &[2, 5, 1];
+
+/// Where a message may have many parts within a part.
+fn inside(message: TypeId) -> &'static [u32] {
+    if message == TypeId::of::<v1::EnqueueRequest>() {
+        FILES
+    } else if message == TypeId::of::<v1::SetQueueRequest>() {
+        CLASSES
+    } else {
+        &[]
+    }
+}
 
 /// The codec of all services.
 #[derive(Debug)]
@@ -54,8 +67,7 @@ impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let bytes = bytes.copy_to_bytes(bytes.remaining());
-        let inside = (TypeId::of::<U>() == TypeId::of::<v1::EnqueueRequest>()).then_some(FILES);
-        if !is_within(&bytes, inside, FIELDS) {
+        if !is_within(&bytes, inside(TypeId::of::<U>()), FIELDS) {
             return Err(Status::out_of_range(format!(
                 "a message has more than {FIELDS} fields; send less at once"
             )));
@@ -65,19 +77,37 @@ impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
     }
 }
 
-/// Whether a message has at most so many fields, with those of one kind in its parts of one kind: (part, field). What
-/// cannot be read has none.
-fn is_within(mut bytes: &[u8], inside: Option<(u32, u32)>, most: usize) -> bool {
-    let mut fields = 0;
-    while let Some((tag, mut part)) = next_field(&mut bytes) {
-        fields += 1;
-        if let Some((_, inner)) = inside.filter(|(outer, _)| *outer == tag) {
-            while let Some((tag, _)) = next_field(&mut part) {
-                fields += usize::from(tag == inner);
-            }
-        }
-        if fields > most {
+/// Whether a message has at most so many fields, with those of its parts that are on this way: the number of a field, and
+/// of one in that, and so on. What cannot be read has none.
+fn is_within(mut bytes: &[u8], way: &[u32], most: usize) -> bool {
+    let mut left = most;
+    while let Some((tag, part)) = next_field(&mut bytes) {
+        let within = left > 0 && {
+            left -= 1;
+            count(tag, part, way, &mut left)
+        };
+        if !within {
             return false;
+        }
+    }
+    true
+}
+
+/// Takes the fields that are on the way within a field off those that are left, if there are as many.
+fn count(tag: u32, mut part: &[u8], way: &[u32], left: &mut usize) -> bool {
+    let [first, rest @ ..] = way else { return true };
+    if tag != *first {
+        return true;
+    }
+    while let Some((tag, part)) = next_field(&mut part) {
+        if rest.first() == Some(&tag) {
+            if *left == 0 {
+                return false;
+            }
+            *left -= 1;
+            if !count(tag, part, rest, left) {
+                return false;
+            }
         }
     }
     true
@@ -106,9 +136,9 @@ mod tests {
     #[test]
     fn fields_are_counted_before_they_are_read() {
         let tasks = |n| v1::EnqueueRequest { tasks: vec![v1::NewTask::default(); n], ..Default::default() };
-        assert!(is_within(&tasks(10).encode_to_vec(), None, 10));
-        assert!(!is_within(&tasks(11).encode_to_vec(), None, 10));
-        assert!(is_within(b"", None, 0) && is_within(&[0xff; 9], None, 0));
+        assert!(is_within(&tasks(10).encode_to_vec(), &[], 10));
+        assert!(!is_within(&tasks(11).encode_to_vec(), &[], 10));
+        assert!(is_within(b"", &[], 0) && is_within(&[0xff; 9], &[], 0));
     }
 
     /// Two bytes each, and sixty in memory. What else a task has is not many, and a payload may look like anything.
@@ -121,10 +151,22 @@ mod tests {
             .into();
         let request = v1::EnqueueRequest { queue: "q".into(), tasks: vec![task; 3], ..Default::default() };
         let bytes = request.encode_to_vec();
-        assert!(is_within(&bytes, Some(FILES), 1 + 3 + 30));
-        assert!(!is_within(&bytes, Some(FILES), 3 + 30));
+        assert!(is_within(&bytes, FILES, 1 + 3 + 30));
+        assert!(!is_within(&bytes, FILES, 3 + 30));
         for end in 0..bytes.len() {
-            is_within(&bytes[..end], Some(FILES), usize::MAX);
+            is_within(&bytes[..end], FILES, usize::MAX);
         }
+    }
+
+    #[test]
+    fn the_classes_of_a_queue_are_counted_too() {
+        let classes = Some(v1::Classes { classes: vec![v1::ClassLimit::default(); 30] });
+        let settings = Some(v1::QueueSettings { classes, paused: Some(true), ..Default::default() });
+        let request = v1::SetQueueRequest { name: "q".into(), settings, version: None };
+        let bytes = request.encode_to_vec();
+        let way = inside(TypeId::of::<v1::SetQueueRequest>());
+        // The name, the settings, the classes, and each of them.
+        assert!(is_within(&bytes, way, 3 + 30));
+        assert!(!is_within(&bytes, way, 2 + 30));
     }
 }

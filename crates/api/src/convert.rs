@@ -396,6 +396,10 @@ pub fn changed(mut settings: Settings, change: &v1::QueueSettings) -> Result<Set
         settings.share = parse_share(*share)?;
     }
     if let Some(v1::Classes { classes }) = classes {
+        if classes.len() > bounds::CLASSES.into() {
+            let (are, most) = (classes.len(), bounds::CLASSES);
+            return Err(Refusal::too_large("classes", format!("are {are}; at most {most} are allowed")));
+        }
         let parse = |(n, class): (usize, &v1::ClassLimit)| {
             parse_class_limit(class).map_err(|refusal| refusal.within(format_args!("classes[{n}]")))
         };
@@ -877,6 +881,7 @@ mod tests {
         };
         use v1::class_limit::Limit::{All, Percent, Slots};
         assert_eq!(classes(&[(3, None)]), "classes[0].limit");
+        assert_eq!(classes(&[(3, None); 17]), "classes", "they are counted before they are read");
         assert_eq!(classes(&[(3, Some(All(false)))]), "classes[0].limit");
         assert_eq!(classes(&[(3, Some(Slots(1)))]), "classes[0].limit");
         assert_eq!(classes(&[(3, Some(All(true))), (3, Some(Slots(1)))]), "classes[1].duration_ms");

@@ -62,6 +62,8 @@ pub(crate) async fn run(args: Args) -> Done {
     if let Some(duration) = args.max_duration {
         ask = ask.max_duration(duration);
     }
+    // Before the size is looked at: one that comes meanwhile is not lost.
+    let sizes = if args.tty { signal(SignalKind::window_change()).ok() } else { None };
     if args.tty {
         let (cols, rows) = size().unwrap_or((80, 24));
         ask = ask.terminal(rows, cols, std::env::var("TERM").unwrap_or_default());
@@ -74,7 +76,7 @@ pub(crate) async fn run(args: Args) -> Done {
         say(format!("evenhand: on {}; Enter ~. hangs up", plain(&seat)))?;
     }
     let raw = if ours { Some(Raw::begin().map_err(Failure::new)?) } else { None };
-    let speaking = speak(input, args.data, ours, args.tty);
+    let speaking = speak(input, args.data, ours, sizes);
     let ended = tokio::select! {
         closed = listen(output, raw.is_some()) => closed.map(Ended::Closed),
         number = signals.next() => Ok(Ended::Signal(number)),
@@ -178,12 +180,11 @@ async fn write(stream: Stream, bytes: Bytes) -> Result<(), Failure> {
 }
 
 /// Takes what is typed to the command, and what becomes of our terminal. Ends only when somebody hangs up.
-async fn speak(input: AttachInput, data: Vec<String>, ours: bool, tty: bool) {
+async fn speak(input: AttachInput, data: Vec<String>, ours: bool, mut sizes: Option<Signal>) {
     let mut typed = Some(match data.is_empty() {
         true => read_stdin(),
         false => given(data.join(" ") + "\n"),
     });
-    let mut sizes = signal(SignalKind::window_change()).ok().filter(|_| tty);
     let mut escape = Escape::default();
     loop {
         let sent = tokio::select! {

@@ -32,8 +32,8 @@ const SECTIONS: [Section; 3] = [
     Section {
         name: "client",
         commands: &[
-            "status", "submit", "get", "watch", "explain", "shorten", "cancel", "replay", "list", "queues",
-            "queue", "workers", "gate", "top",
+            "status", "submit", "get", "watch", "attach", "explain", "shorten", "cancel", "replay", "list",
+            "queues", "queue", "workers", "gate", "top",
         ],
     },
     Section { name: "serve", commands: &["serve", "dev"] },
@@ -483,6 +483,27 @@ mod tests {
     fn problems(text: &str, expected: &Expect) {
         let problems = File::read(Path::new("evenhand.toml"), text).map(drop).unwrap_err();
         expected.assert_eq(&wrong(Path::new("evenhand.toml"), &problems).text.replace("\nevenhand: ", "\n"));
+    }
+
+    #[test]
+    fn every_command_that_asks_a_server_is_in_a_section() {
+        fn asks(command: &Command) -> bool {
+            command.get_arguments().any(|arg| arg.get_id() == "server" && arg.get_env().is_some())
+                || command.get_subcommands().any(asks)
+        }
+        let command = Cli::command();
+        // What is hidden is started by other commands, which say where.
+        let asking = command.get_subcommands().filter(|command| !command.is_hide_set() && asks(command));
+        let missing: Vec<&str> = asking.map(Command::get_name).filter(|name| !is_told(name)).collect();
+        assert_eq!(missing, [""; 0]);
+        let document = include_str!("../../../docs/configuration.md");
+        let line = document.lines().find(|line| line.starts_with("[client]")).unwrap();
+        for name in SECTIONS[0].commands {
+            assert!(
+                line.split([' ', ',']).any(|word| word == *name),
+                "{name} is not in docs/configuration.md"
+            );
+        }
     }
 
     #[test]

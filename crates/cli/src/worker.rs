@@ -28,6 +28,9 @@ files, it works in a directory of its own, EVENHAND_DIR, where they are; it is r
 output is the result, lines on standard error are shown to whoever watches the task. Exit code 0 is success, 75 \
 asks for another try, 100 fails for good, any other fails and is tried again.
 
+If somebody talks to it (evenhand attach), EVENHAND_INTERACTIVE is tty or pipes, its streams are the client's, and there \
+is no payload.
+
 SIGTERM and Ctrl-C drain the worker: it takes no more tasks and ends when those it runs have ended.")]
 pub(crate) struct Args {
     /// The queues to serve, each with its share of the slots

@@ -12,6 +12,7 @@ use evenhand_api::v1::attach_response::Message as ToClient;
 use evenhand_api::v1::client_server::Client;
 use evenhand_api::{REQUEST_ID_BYTES, convert, errors, interactive, v1};
 use evenhand_core::change::Place;
+use evenhand_core::estimate::Wanted;
 use evenhand_core::explain::{Ahead, Standing};
 use evenhand_core::life::Backoff;
 use evenhand_core::messages::{InteractiveAsk, KeyChange};
@@ -21,6 +22,7 @@ use evenhand_core::refusal::Kind;
 use evenhand_core::{Answer, NewTask, Refusal, Task, bounds};
 use evenhand_store::{History, Store, StoreError};
 use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::warn;
@@ -103,8 +105,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
             let Some(stored) = stored else {
                 // Its queue remembers nothing, but we do for a while.
                 let recent = self.mailbox.ended(task).await?;
-                let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
-                return recent.map(|recent| recent.task(SHARD, task)).ok_or_else(gone);
+                return recent.map(|recent| recent.task(SHARD, task)).ok_or_else(|| not_there(id, task));
             };
             let tried = stored.attempt > 1;
             let Some(explained) = self.mailbox.explain(vec![stored.clone()]).await?.pop() else { continue };
@@ -123,7 +124,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
                     }
                     if told.state() == v1::TaskState::Queued {
                         let queue = QueueName::new(&told.queue)?;
-                        let estimate = self.forecasts.of(&self.mailbox, &queue, &stored).await;
+                        let estimate = self.forecasts.of(&self.mailbox, &queue, &wanted(&stored)).await;
                         told.estimate = estimate.map(forecasts::to_wire);
                     }
                     return Ok(told);
@@ -139,7 +140,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
                 }
             }
         }
-        Err(Refusal::not_found(format!("task {id} does not exist, or is not remembered")))
+        Err(not_there(id, task))
     }
 
     async fn cancel(&self, id: &str) -> Result<v1::CancelResponse, Refusal> {
@@ -282,9 +283,9 @@ impl<S: Store + Clone + 'static> Clients<S> {
 
     /// A task as the store has it.
     async fn stored(&self, id: &str) -> Result<Task, Refusal> {
-        let stored = self.store.read_task(SHARD, own_task(id)?).await.map_err(|why| unavailable(&why))?;
-        let gone = || Refusal::not_found(format!("task {id} does not exist, or is not remembered"));
-        stored.ok_or_else(gone)
+        let task = own_task(id)?;
+        let stored = self.store.read_task(SHARD, task).await.map_err(|why| unavailable(&why))?;
+        stored.ok_or_else(|| not_there(id, task))
     }
 
     async fn file(&self, request: v1::FileRequest) -> Result<v1::File, Refusal> {
@@ -385,10 +386,11 @@ impl<S: Store + Clone + 'static> Clients<S> {
         if missed {
             first.push(say(v1::task_event::Event::Missed(true)));
         }
-        let mut over = false;
+        let (mut over, mut waits) = (false, false);
         if !id.is_empty() {
             let stands = v1::Task { tries: Vec::new(), ..self.get(&id).await? };
             over = is_over(stands.state());
+            waits = is_waiting(stands.state());
             // Its end may have come since the watch began.
             while over && let Ok(event) = events.try_recv() {
                 before.push(event);
@@ -406,23 +408,25 @@ impl<S: Store + Clone + 'static> Clients<S> {
         if over {
             return Ok(Some(Box::pin(first)));
         }
-        let events = if id.is_empty() { events } else { self.clone().with_estimates(id, events) };
-        let rest = tokio_stream::wrappers::ReceiverStream::new(events).map(Ok);
+        let events = if id.is_empty() { events } else { self.clone().with_estimates(id, waits, events) };
+        let rest = ReceiverStream::new(events).map(Ok);
         Ok(Some(Box::pin(first.chain(rest))))
     }
 
     /// A task that waits for its turn, and its queue.
-    async fn waiting(&self, id: &str) -> Option<(QueueName, Task)> {
+    async fn waiting(&self, id: &str) -> Option<(QueueName, Wanted)> {
         let stored = self.store.read_task(SHARD, own_task(id).ok()?).await.ok()??;
         let place = matches!(stored.place, Place::Lane(_) | Place::Parked(_));
         let queue = self.mailbox.queue_name(stored.lane.queue).await.ok()??;
-        place.then_some((queue, stored))
+        // Who watches holds no payload.
+        place.then(|| (queue, wanted(&stored)))
     }
 
-    /// The events of a task, and between them when it will start, as long as it waits.
+    /// The events of a task, and between them when it will start, as long as it waits. Whether it does is told.
     fn with_estimates(
         self,
         id: String,
+        mut waits: bool,
         mut events: mpsc::Receiver<v1::TaskEvent>,
     ) -> mpsc::Receiver<v1::TaskEvent> {
         // One is enough: who is slow is noticed where the events come from.
@@ -430,8 +434,8 @@ impl<S: Store + Clone + 'static> Clients<S> {
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(forecasts::TELL_EVERY);
             tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            let (mut waits, mut said, mut ticks) = (true, Told::default(), 0_u32);
-            let mut stored = None;
+            let (mut said, mut ticks) = (Told::default(), 0_u32);
+            let mut waiting = None;
             loop {
                 let event = tokio::select! {
                     biased;
@@ -443,11 +447,11 @@ impl<S: Store + Clone + 'static> Clients<S> {
                     _ = tick.tick(), if waits => {
                         // Where it waits is looked up again now and then: it may have moved.
                         if ticks.is_multiple_of(PLACE_EVERY) {
-                            stored = self.waiting(&id).await;
+                            waiting = self.waiting(&id).await;
                         }
                         ticks = ticks.wrapping_add(1);
-                        let Some((queue, task)) = &stored else { continue };
-                        let estimate = self.forecasts.of(&self.mailbox, queue, task).await;
+                        let Some((queue, wanted)) = &waiting else { continue };
+                        let estimate = self.forecasts.of(&self.mailbox, queue, wanted).await;
                         let estimate = estimate.map(forecasts::to_wire);
                         let Some(estimate) = estimate.filter(|now| said.is_news(*now)) else { continue };
                         v1::TaskEvent {
@@ -459,7 +463,7 @@ impl<S: Store + Clone + 'static> Clients<S> {
                     }
                 };
                 if let Some(v1::task_event::Event::Task(task)) = &event.event {
-                    waits = matches!(task.state(), v1::TaskState::Queued | v1::TaskState::Scheduled);
+                    waits = is_waiting(task.state());
                 }
                 if out.send(event).await.is_err() {
                     return;
@@ -477,7 +481,7 @@ pub(crate) type Attaching = Pin<Box<dyn Stream<Item = Result<v1::AttachResponse,
 struct Asks {
     incoming: Streaming<v1::AttachRequest>,
     /// Closed when the client does not listen any more.
-    answers: mpsc::Sender<Result<v1::AttachResponse, Status>>,
+    listens: Said,
     /// It will say no more, but listens.
     ended: bool,
 }
@@ -486,7 +490,7 @@ impl Source for Asks {
     async fn next(&mut self) -> Option<Result<FromClient, Refusal>> {
         loop {
             tokio::select! {
-                () = self.answers.closed() => return None,
+                () = self.listens.closed() => return None,
                 said = self.incoming.message(), if !self.ended => match said {
                     Ok(Some(v1::AttachRequest { message: Some(said) })) => return Some(checked(said)),
                     Ok(Some(v1::AttachRequest { message: None })) => {}
@@ -499,15 +503,49 @@ impl Source for Asks {
             }
         }
     }
+
+    async fn gone(&mut self) -> Option<Refusal> {
+        self.listens.closed().await;
+        None
+    }
+
+    async fn leave(self) {}
 }
 
+/// The way to a client that listens.
+type Said = mpsc::Sender<Result<v1::AttachResponse, Status>>;
+
 /// How it is answered.
-struct Answers(mpsc::Sender<Result<v1::AttachResponse, Status>>);
+struct Answers {
+    answers: Said,
+    /// For one message, behind all others.
+    last: Said,
+}
+
+impl Answers {
+    /// It, and what the client hears.
+    fn new() -> (Answers, Attaching) {
+        let (answers, answered) = mpsc::channel(ANSWERS);
+        // The last word has a place of its own: it does not wait for those who read slowly.
+        let (last, ending) = mpsc::channel(1);
+        let attaching = ReceiverStream::new(answered).chain(ReceiverStream::new(ending));
+        (Answers { answers, last }, Box::pin(attaching))
+    }
+
+    /// Says it, and waits until it is taken.
+    async fn end(self, said: Result<v1::AttachResponse, Status>) {
+        let Answers { answers, last } = self;
+        drop(answers);
+        if last.send(said).await.is_ok() {
+            let _ = last.reserve().await;
+        }
+    }
+}
 
 impl Sink for Answers {
     async fn send(&mut self, said: ToClient) -> Result<(), Gone> {
         let said = v1::AttachResponse { message: Some(said) };
-        self.0.send(Ok(said)).await.map_err(|_| Gone)
+        self.answers.send(Ok(said)).await.map_err(|_| Gone)
     }
 
     async fn ping(&mut self) -> Result<(), Gone> {
@@ -515,12 +553,12 @@ impl Sink for Answers {
         Ok(())
     }
 
-    async fn close(mut self, closed: v1::AttachClosed) {
-        let _ = self.send(ToClient::Closed(closed)).await;
+    async fn close(self, closed: v1::AttachClosed) {
+        self.end(Ok(v1::AttachResponse { message: Some(ToClient::Closed(closed)) })).await;
     }
 
     async fn refuse(self, refusal: Refusal) {
-        let _ = self.0.send(Err(errors::status(&refusal))).await;
+        self.end(Err(errors::status(&refusal))).await;
     }
 }
 
@@ -550,6 +588,34 @@ pub(crate) fn is_over(state: TaskState) -> bool {
         TaskState::Succeeded | TaskState::Failed | TaskState::Canceled | TaskState::Expired => true,
         TaskState::Queued | TaskState::Running | TaskState::Scheduled | TaskState::Unspecified => false,
     }
+}
+
+/// Whether tasks that stand like this have yet to start.
+fn is_waiting(state: TaskState) -> bool {
+    match state {
+        TaskState::Queued | TaskState::Scheduled => true,
+        TaskState::Running
+        | TaskState::Succeeded
+        | TaskState::Failed
+        | TaskState::Canceled
+        | TaskState::Expired
+        | TaskState::Unspecified => false,
+    }
+}
+
+/// What decides when a task starts.
+fn wanted(task: &Task) -> Wanted {
+    Wanted { task: task.id, lane: task.lane, place: task.place, key: task.key.clone() }
+}
+
+/// To whoever asks for a task that is not there.
+fn not_there(id: &str, task: TaskId) -> Refusal {
+    Refusal::not_found(match task.is_interactive() {
+        true => format!(
+            "task {id} is interactive: there is no record of it; while it runs it can be talked to, and canceled"
+        ),
+        false => format!("task {id} does not exist, or is not remembered"),
+    })
 }
 
 /// To whoever got an answer to something else.
@@ -677,10 +743,10 @@ impl<S: Store + Clone + 'static> Client for Clients<S> {
         let mut incoming = request.into_inner();
         let open = opened(&mut incoming).await.map_err(|refusal| errors::status(&refusal))?;
         let session = self.interactive(open).await.map_err(|refusal| errors::status(&refusal))?;
-        let (answers, answered) = mpsc::channel(ANSWERS);
-        let source = Asks { incoming, answers: answers.clone(), ended: false };
-        tokio::spawn(relay(session, source, Answers(answers)));
-        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(answered))))
+        let (answers, attaching) = Answers::new();
+        let source = Asks { incoming, listens: answers.last.clone(), ended: false };
+        tokio::spawn(relay(session, source, answers));
+        Ok(Response::new(attaching))
     }
 
     async fn enqueue(
@@ -813,4 +879,31 @@ pub(crate) fn by_health(workers: &[v1::Worker]) -> BTreeMap<&str, u64> {
         *counts.entry(worker.health.as_str()).or_default() += 1;
     }
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_word_reaches_also_who_reads_slowly() {
+        let (mut answers, mut attaching) = Answers::new();
+        for _ in 0..ANSWERS {
+            answers.send(ToClient::Stdout("a".into())).await.unwrap();
+        }
+        let closing = answers.close(v1::AttachClosed::default());
+        tokio::time::timeout(Duration::from_secs(5), closing).await.unwrap_err();
+        for _ in 0..ANSWERS {
+            let said = attaching.next().await.unwrap().unwrap().message.unwrap();
+            assert_eq!(said, ToClient::Stdout("a".into()));
+        }
+        let said = attaching.next().await.unwrap().unwrap().message.unwrap();
+        assert_eq!(said, ToClient::Closed(v1::AttachClosed::default()));
+        assert!(attaching.next().await.is_none());
+        // Who hears it is not waited for.
+        let (answers, mut attaching) = Answers::new();
+        let heard = tokio::spawn(async move { attaching.next().await.unwrap().is_err() });
+        answers.refuse(Refusal::invalid("stdin", "is wrong")).await;
+        assert!(heard.await.unwrap());
+    }
 }

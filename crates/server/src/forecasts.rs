@@ -1,26 +1,30 @@
 //! When waiting tasks will start, for those who ask and those who watch. The loop copies what decides it
 //! ([`Snapshot`](evenhand_core::estimate::Snapshot)); the play that follows is done elsewhere, on a thread that may block.
 //!
-//! A forecast serves all who ask of its queue until it is too old. The more it cost to make, the longer it is used, so
-//! that copying and playing take a twentieth of the time at most, whatever the backlog and however many ask: a queue with
-//! a hundred thousand waiting tasks is looked at every few seconds, a small one whenever somebody asks.
+//! A forecast serves all who ask of its queue until it is too old. The more it cost to make, the longer it is used: a queue
+//! with a hundred thousand waiting tasks is looked at every few seconds, a small one whenever somebody asks. One is made at
+//! a time, and then none for a while, so that copying and playing take a twentieth of the time at most, whatever the
+//! backlogs, however many queues there are and however many ask. Who cannot wait for that is told what is known from
+//! before, or nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use evenhand_api::v1;
-use evenhand_core::Task;
 use evenhand_core::estimate::{Estimate, Forecast, Wanted};
 use evenhand_core::names::QueueName;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::mailbox::Mailbox;
 
 /// A forecast serves at least so long.
 const FRESH: Duration = Duration::from_millis(50);
-/// And so many times as long as it took to make.
+/// And so many times as long as it took to make. From when one begins to be made until the next does, it is as long.
 const TIMES: u32 = 20;
+/// How long somebody waits until one can be made; and how long it is not tried again if that was in vain.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Queues of which a forecast is kept. Beyond, all are forgotten: each can be made anew.
 const QUEUES: usize = 1_000;
 /// Between two words on the same task to one who watches it.
@@ -28,22 +32,80 @@ pub(crate) const TELL_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Made {
-    /// None: nothing starts, or there is no such queue.
-    forecast: Option<Arc<Forecast>>,
-    /// When the copy was taken, and until when it serves.
-    times: Option<(Instant, Instant)>,
+    /// It, and when the copy was taken. None: nothing starts, or there is no such queue; or nothing was made yet.
+    forecast: Option<(Arc<Forecast>, Instant)>,
+    /// Until when it serves.
+    until: Option<Instant>,
+}
+
+/// Makes one. None: a server that is busy or stopping has better things to do.
+async fn make(mailbox: &Mailbox, queue: &QueueName, turn: Turn) -> Option<Made> {
+    let began = turn.began;
+    let snapshot = mailbox.snapshot(queue.clone()).await.ok()?;
+    let taken = Instant::now();
+    let forecast = match snapshot {
+        // It goes on when nobody waits for it any more, and so does its turn.
+        Some(snapshot) => {
+            let played = tokio::task::spawn_blocking(move || {
+                let forecast = snapshot.forecast();
+                drop(turn);
+                forecast
+            });
+            played.await.ok().map(|forecast| (Arc::new(forecast), taken))
+        }
+        None => None,
+    };
+    Some(Made { forecast, until: Some(Instant::now() + FRESH.max(began.elapsed() * TIMES)) })
 }
 
 /// Who makes it holds its lock: the others wait for the same.
 type Place = Arc<AsyncMutex<Made>>;
 
+/// When the next forecast may be made, of whatever queue. Who makes one holds the lock.
+#[derive(Debug)]
+struct Budget(Arc<AsyncMutex<Instant>>);
+
+impl Budget {
+    /// None: it would take too long until it is ours.
+    async fn turn(&self) -> Option<Turn> {
+        let turn = async {
+            let next = self.0.clone().lock_owned().await;
+            sleep_until(*next).await;
+            Turn { next, began: Instant::now() }
+        };
+        timeout(PATIENCE, turn).await.ok()
+    }
+}
+
+/// Whoever has it may make a forecast, as long as it lives.
+#[derive(Debug)]
+struct Turn {
+    next: OwnedMutexGuard<Instant>,
+    began: Instant,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.next = self.began + self.began.elapsed() * TIMES;
+    }
+}
+
 /// See the module's text.
-#[derive(Debug, Default)]
-pub(crate) struct Forecasts(Mutex<BTreeMap<QueueName, Place>>);
+#[derive(Debug)]
+pub(crate) struct Forecasts {
+    places: Mutex<BTreeMap<QueueName, Place>>,
+    budget: Budget,
+}
+
+impl Default for Forecasts {
+    fn default() -> Forecasts {
+        Forecasts { places: Mutex::default(), budget: Budget(Arc::new(AsyncMutex::new(Instant::now()))) }
+    }
+}
 
 impl Forecasts {
     fn place(&self, queue: &QueueName) -> Place {
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if places.len() >= QUEUES && !places.contains_key(queue) {
             places.clear();
         }
@@ -51,28 +113,20 @@ impl Forecasts {
     }
 
     /// When a waiting task will start, as far as it is known.
-    pub(crate) async fn of(&self, mailbox: &Mailbox, queue: &QueueName, task: &Task) -> Option<Estimate> {
+    pub(crate) async fn of(&self, mailbox: &Mailbox, queue: &QueueName, wanted: &Wanted) -> Option<Estimate> {
         let place = self.place(queue);
         let mut made = place.lock().await;
-        if made.times.is_none_or(|(_, until)| Instant::now() >= until) {
-            let began = Instant::now();
-            // A server that is busy or stopping has better things to do.
-            let snapshot = mailbox.snapshot(queue.clone()).await.ok()?;
-            let taken = Instant::now();
-            let forecast = match snapshot {
-                Some(snapshot) => tokio::task::spawn_blocking(move || snapshot.forecast()).await.ok(),
-                None => None,
-            };
-            *made = Made {
-                forecast: forecast.map(Arc::new),
-                times: Some((taken, Instant::now() + FRESH.max(began.elapsed() * TIMES))),
-            };
+        if made.until.is_none_or(|until| Instant::now() >= until) {
+            match self.budget.turn().await {
+                Some(turn) => *made = make(mailbox, queue, turn).await?,
+                // What is known from before serves a while longer.
+                None => made.until = Some(Instant::now() + PATIENCE),
+            }
         }
-        let (forecast, taken) = (made.forecast.clone()?, made.times?.0);
+        let (forecast, taken) = made.forecast.clone()?;
         drop(made);
-        let wanted = Wanted { task: task.id, lane: task.lane, place: task.place, key: task.key.clone() };
         let age_ms = taken.elapsed().as_millis() as u64;
-        forecast.of(&wanted).map(|estimate| Estimate {
+        forecast.of(wanted).map(|estimate| Estimate {
             upper_ms: estimate.upper_ms.map(|ms| ms.saturating_sub(age_ms)),
             expected_ms: estimate.expected_ms.map(|ms| ms.saturating_sub(age_ms)),
             ..estimate
@@ -121,6 +175,26 @@ impl Told {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn forecasts_take_a_part_of_the_time_whatever_they_are_of() {
+        let forecasts = Forecasts::default();
+        let turn = forecasts.budget.turn().await.unwrap();
+        assert!(forecasts.budget.turn().await.is_none(), "one is made at a time");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let began = turn.began;
+        drop(turn);
+        assert!(forecasts.budget.turn().await.is_none(), "and then there is rest");
+        tokio::time::sleep_until(began + Duration::from_secs(15)).await;
+        assert!(forecasts.budget.turn().await.is_none());
+        let next = *forecasts.budget.0.lock().await;
+        tokio::time::sleep_until(next - PATIENCE / 2).await;
+        let turn = forecasts.budget.turn().await.unwrap();
+        assert!(turn.began >= began + (next - began), "who comes a little early waits");
+        // What cost nothing keeps nobody.
+        drop(turn);
+        assert!(forecasts.budget.turn().await.is_some());
+    }
 
     #[test]
     fn only_what_has_changed_noticeably_is_news() {

@@ -24,7 +24,7 @@ use evenhand_api::{ERROR_BYTES, STDIN_BYTES, convert, interactive};
 use evenhand_core::Refusal;
 use evenhand_core::names::{Fence, TaskId};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
@@ -32,6 +32,9 @@ use tonic::Status;
 const CALL_WITHIN: Duration = Duration::from_secs(60);
 /// How long the last words of a run may keep us waiting when it is over.
 const LAST_WORD: Duration = Duration::from_secs(5);
+/// How long a client may take nothing of what a run that has ended has left behind. It may be read at the pace of
+/// somebody who turns pages, but not for ever: its slot is free, and others have it.
+const UNREAD: Duration = Duration::from_secs(60);
 /// How long a client has to take its last word.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// How often a client is asked whether it is there.
@@ -77,7 +80,8 @@ struct Lines {
     stopping: bool,
 }
 
-/// All conversations. Clones are the same. There are at most as many as there are slots.
+/// All conversations. Clones are the same. There are at most as many as there are slots, and those whose runs are over
+/// and whose clients still take what is left of them.
 #[derive(Clone)]
 pub(crate) struct Registry {
     lines: Arc<Mutex<Lines>>,
@@ -198,6 +202,10 @@ pub(crate) struct Gone;
 pub(crate) trait Source: Send {
     /// None: it is gone. An error: it says what makes no sense.
     fn next(&mut self) -> impl Future<Output = Option<Result<FromClient, Refusal>>> + Send;
+    /// Returns when it is gone, or has said what makes no sense, as far as that is seen while nothing is taken from it.
+    fn gone(&mut self) -> impl Future<Output = Option<Refusal>> + Send;
+    /// Takes leave, after the last word or when it is gone: what it still says is for nobody.
+    fn leave(self) -> impl Future<Output = ()> + Send;
 }
 
 /// How a client is reached.
@@ -230,6 +238,7 @@ pub(crate) fn checked(said: FromClient) -> Result<FromClient, Refusal> {
 /// Why a conversation ended.
 enum End {
     ClientGone,
+    /// The client spoke nonsense.
     Wrong(Refusal),
     /// The shard said so, and the worker has said no more.
     Over(Over),
@@ -238,18 +247,34 @@ enum End {
     Broken,
 }
 
+impl End {
+    fn left(wrong: Option<Refusal>) -> End {
+        wrong.map_or(End::ClientGone, End::Wrong)
+    }
+}
+
 /// Goes between a client and a run until it is over.
 pub(crate) async fn relay(mut session: Session, mut source: impl Source, mut sink: impl Sink) {
     let accepted = v1::AttachAccepted { task_id: session.task_id.clone(), seat: session.seat.clone() };
-    if sink.send(ToClient::Accepted(accepted)).await.is_err() {
-        return;
-    }
-    let end = converse(&mut session, &mut source, &mut sink).await;
+    let end = match within(&session.news, sink.send(ToClient::Accepted(accepted))).await {
+        Ok(()) => converse(&mut session, &mut source, &mut sink).await,
+        Err(end) => end,
+    };
     let exited = matches!(end, End::Exit(_));
     let closed = match end {
-        End::ClientGone => return,
+        // The process is ended at once, however long the client takes to go.
+        End::ClientGone => {
+            drop(session);
+            let _ = timeout(CLOSE_WITHIN, source.leave()).await;
+            return;
+        }
         End::Wrong(refusal) => {
-            let _ = timeout(CLOSE_WITHIN, sink.refuse(refusal)).await;
+            drop(session);
+            let refusing = async {
+                sink.refuse(refusal).await;
+                source.leave().await;
+            };
+            let _ = timeout(CLOSE_WITHIN, refusing).await;
             return;
         }
         End::Over(over) => closed(over),
@@ -258,12 +283,16 @@ pub(crate) async fn relay(mut session: Session, mut source: impl Source, mut sin
     };
     // If the shard still counts on it, nobody talks to it any more.
     session.over = exited || session.news.borrow().over.is_some();
-    let _ = timeout(CLOSE_WITHIN, sink.close(closed)).await;
+    let closing = async {
+        sink.close(closed).await;
+        source.leave().await;
+    };
+    let _ = timeout(CLOSE_WITHIN, closing).await;
 }
 
 async fn converse(session: &mut Session, source: &mut impl Source, sink: &mut impl Sink) -> End {
     let mut early = None;
-    let caller = match await_caller(session, source, &mut early).await {
+    let caller = match await_caller(session, source, sink, &mut early).await {
         Ok(caller) => caller,
         Err(end) => return end,
     };
@@ -300,11 +329,13 @@ fn is_final(over: Over) -> bool {
 async fn await_caller(
     session: &mut Session,
     source: &mut impl Source,
+    sink: &mut impl Sink,
     early: &mut Option<FromClient>,
 ) -> Result<Caller, End> {
     let Some(mut called) = session.called.take() else { return Err(End::Broken) };
     let mut news = session.news.clone();
     let mut patience = Box::pin(sleep(CALL_WITHIN));
+    let mut pings = pings();
     loop {
         let over = news.borrow_and_update().over;
         if let Some(over) = over.filter(|over| is_final(*over)) {
@@ -312,15 +343,24 @@ async fn await_caller(
         }
         tokio::select! {
             caller = &mut called => return caller.map_err(|_| End::Broken),
-            said = source.next(), if early.is_none() => match said {
+            said = first(source, early.is_none()) => match said {
                 None => return Err(End::ClientGone),
                 Some(Err(refusal)) => return Err(End::Wrong(refusal)),
                 Some(Ok(said)) => *early = Some(said),
             },
+            _ = pings.tick() => within(&session.news, sink.ping()).await?,
             _ = news.changed(), if over.is_none() => {}
             () = sleep(LAST_WORD), if over.is_some() => return Err(End::Over(over.unwrap_or(Over::Lost))),
             () = &mut patience => return Err(End::Broken),
         }
+    }
+}
+
+/// What a client says if it is wanted, and whether it is gone in any case.
+async fn first(source: &mut impl Source, wanted: bool) -> Option<Result<FromClient, Refusal>> {
+    match wanted {
+        true => source.next().await,
+        false => source.gone().await.map(Err),
     }
 }
 
@@ -338,9 +378,17 @@ async fn inputs(
             Some(FromClient::Resize(size)) => Some(ToRun::Resize(size)),
             Some(FromClient::Open(_)) | None => None,
         };
-        if message.is_some() && down.send(Ok(v1::InteractiveDown { message })).await.is_err() {
-            // The worker takes no more; it is about to say why.
-            std::future::pending::<()>().await;
+        if message.is_some() {
+            // A command that does not read may hold this up for ever, but not longer than its client is there.
+            let taken = tokio::select! {
+                biased;
+                taken = down.send(Ok(v1::InteractiveDown { message })) => taken,
+                wrong = source.gone() => return End::left(wrong),
+            };
+            if taken.is_err() {
+                // The worker takes no more; it is about to say why.
+                return End::left(source.gone().await);
+            }
         }
         match source.next().await {
             None => return End::ClientGone,
@@ -350,19 +398,63 @@ async fn inputs(
     }
 }
 
+/// When to ask a client whether it is there.
+fn pings() -> Interval {
+    let mut pings = interval(PING_EVERY);
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pings
+}
+
+/// Waits until a client has taken something. When the run is over, it has so long.
+async fn within(
+    news: &watch::Receiver<News>,
+    taking: impl Future<Output = Result<(), Gone>>,
+) -> Result<(), End> {
+    let mut news = news.clone();
+    let too_late = async move {
+        let told = news.wait_for(|news| news.over.is_some()).await;
+        match told.ok().and_then(|news| news.over) {
+            Some(over) => {
+                sleep(patience(over)).await;
+                over
+            }
+            // Whoever could say so is gone, and this with it.
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        taken = taking => taken.map_err(|Gone| End::ClientGone),
+        over = too_late => Err(End::Over(over)),
+    }
+}
+
+/// How long a client may take nothing when its run is over.
+fn patience(over: Over) -> Duration {
+    match over {
+        Over::Ended => UNREAD,
+        Over::Halted
+        | Over::TimeUp
+        | Over::Canceled
+        | Over::Stopping
+        | Over::NotStarted
+        | Over::Lost
+        | Over::Unspecified => LAST_WORD,
+    }
+}
+
 /// Takes what the run says to the client, and warnings.
 async fn outputs(mut news: watch::Receiver<News>, mut up: Ups, sink: &mut impl Sink) -> End {
     let mut warned = 0;
     let mut until: Option<Instant> = None;
-    let mut pings = interval(PING_EVERY);
-    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pings = pings();
     loop {
         let News { warnings, grace_ms, over } = *news.borrow_and_update();
         if warnings > warned {
             warned = warnings;
             let warning = v1::AttachWarning { grace_ms, message: warning(grace_ms) };
-            if sink.send(ToClient::Warning(warning)).await.is_err() {
-                return End::ClientGone;
+            if let Err(end) = within(&news, sink.send(ToClient::Warning(warning))).await {
+                return end;
             }
         }
         until = match over {
@@ -374,8 +466,8 @@ async fn outputs(mut news: watch::Receiver<News>, mut up: Ups, sink: &mut impl S
         };
         let taken = tokio::select! {
             said = up.next() => match said.and_then(Result::ok).and_then(|up| up.message) {
-                Some(FromRun::Stdout(bytes)) => sink.send(ToClient::Stdout(bytes)).await,
-                Some(FromRun::Stderr(bytes)) => sink.send(ToClient::Stderr(bytes)).await,
+                Some(FromRun::Stdout(bytes)) => within(&news, sink.send(ToClient::Stdout(bytes))).await,
+                Some(FromRun::Stderr(bytes)) => within(&news, sink.send(ToClient::Stderr(bytes))).await,
                 Some(FromRun::Exit(exit)) => return End::Exit(exit),
                 Some(FromRun::Hello(_)) | None => return End::Broken,
             },
@@ -383,10 +475,10 @@ async fn outputs(mut news: watch::Receiver<News>, mut up: Ups, sink: &mut impl S
             () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
                 return End::Over(over.unwrap_or(Over::Lost));
             }
-            _ = pings.tick() => sink.ping().await,
+            _ = pings.tick() => within(&news, sink.ping()).await,
         };
-        if taken.is_err() {
-            return End::ClientGone;
+        if let Err(end) = taken {
+            return end;
         }
     }
 }
@@ -442,13 +534,20 @@ mod tests {
 
     const RUN: RunKey = (TaskId(7), Fence { epoch: Epoch(1), dispatch: 2, nonce: 3 });
 
-    /// A client that says what it is told to.
-    struct Says(mpsc::Receiver<Result<FromClient, Refusal>>);
+    /// A client that says what it is told to, and is there as long as the other is.
+    struct Says(mpsc::Receiver<Result<FromClient, Refusal>>, mpsc::Receiver<()>);
 
     impl Source for Says {
         async fn next(&mut self) -> Option<Result<FromClient, Refusal>> {
             self.0.recv().await
         }
+
+        async fn gone(&mut self) -> Option<Refusal> {
+            self.1.recv().await;
+            None
+        }
+
+        async fn leave(self) {}
     }
 
     /// A client that writes down what it hears.
@@ -484,6 +583,7 @@ mod tests {
         registry: Registry,
         hung_up: mpsc::UnboundedReceiver<RunKey>,
         client: mpsc::Sender<Result<FromClient, Refusal>>,
+        here: mpsc::Sender<()>,
         heard: mpsc::Receiver<String>,
         relaying: JoinHandle<()>,
     }
@@ -494,9 +594,10 @@ mod tests {
             let session = registry.open(RUN, "0-7".into(), "w".into());
             let (client, said) = mpsc::channel(1);
             let (hears, mut heard) = mpsc::channel(1);
-            let relaying = tokio::spawn(relay(session, Says(said), Hears(hears)));
+            let (here, there) = mpsc::channel(1);
+            let relaying = tokio::spawn(relay(session, Says(said, there), Hears(hears)));
             assert_eq!(heard.recv().await.unwrap(), "0-7 on w");
-            Stage { registry, hung_up, client, heard, relaying }
+            Stage { registry, hung_up, client, here, heard, relaying }
         }
 
         /// The worker calls.
@@ -573,6 +674,63 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_gone_hangs_up_also_when_nothing_is_taken_from_it() {
+        // It has spoken, and the worker is not there yet.
+        let mut stage = Stage::new().await;
+        stage.client.send(Ok(FromClient::Stdin("early".into()))).await.unwrap();
+        stage.here = mpsc::channel(1).0;
+        stage.ends(None, true).await;
+        // The command does not read.
+        let mut stage = Stage::new().await;
+        let (_run, downs) = stage.call();
+        for _ in 0..TO_WORKER + 2 {
+            stage.client.send(Ok(FromClient::Stdin("more".into()))).await.unwrap();
+        }
+        stage.here = mpsc::channel(1).0;
+        stage.ends(None, true).await;
+        assert_eq!(downs.len(), TO_WORKER, "it was held up");
+        // The worker takes no more, and does not say why.
+        let mut stage = Stage::new().await;
+        let (_run, downs) = stage.call();
+        drop(downs);
+        stage.client.send(Ok(FromClient::Stdin("more".into()))).await.unwrap();
+        stage.here = mpsc::channel(1).0;
+        stage.ends(None, true).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_nothing_is_not_waited_for_when_its_run_is_over() {
+        for over in [Over::Ended, Over::Lost] {
+            let stage = Stage::new().await;
+            let (run, _downs) = stage.call();
+            for _ in 0..3 {
+                run.send(up(FromRun::Stdout(Bytes::from("a")))).await.unwrap();
+            }
+            stage.registry.over(RUN, over);
+            stage.registry.is_empty().await;
+            stage.relaying.await.unwrap();
+        }
+        // Whoever reads slowly gets all of it.
+        let mut stage = Stage::new().await;
+        let (run, _downs) = stage.call();
+        stage.registry.over(RUN, Over::Ended);
+        let running = tokio::spawn(async move {
+            for _ in 0..3 {
+                run.send(up(FromRun::Stdout(Bytes::from("a")))).await.unwrap();
+            }
+            run.send(exit(Outcome::Exited(0), Killed::Unspecified)).await.unwrap();
+            run
+        });
+        for _ in 0..2 {
+            sleep(UNREAD / 2).await;
+            stage.hears("out b\"a\"").await;
+        }
+        stage.hears("out b\"a\"").await;
+        stage.ends(Some("closed 1000 exit 0"), false).await;
+        running.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn whoever_speaks_nonsense_is_told_so_and_hangs_up() {
         let stage = Stage::new().await;
         let _run = stage.call();
@@ -624,7 +782,7 @@ mod tests {
         let stage = Stage::new().await;
         let (run, downs) = stage.call();
         stage.registry.over(RUN, Over::Lost);
-        let Stage { registry, hung_up, client, mut heard, relaying } = stage;
+        let Stage { registry, hung_up, client, here, mut heard, relaying } = stage;
         let talking = tokio::spawn(async move {
             while run.send(up(FromRun::Stdout(Bytes::from("more")))).await.is_ok() {
                 sleep(LAST_WORD / 3).await;
@@ -638,7 +796,7 @@ mod tests {
         assert_eq!(last, "closed 4003 its worker is gone");
         talking.await.unwrap();
         relaying.await.unwrap();
-        drop((registry, hung_up, client));
+        drop((registry, hung_up, client, here));
     }
 
     #[tokio::test(start_paused = true)]

@@ -441,7 +441,7 @@ struct QueuePath {
 #[expect(dead_code, reason = "it says in the document what `Named` reads")]
 struct TaskPath {
     /// The task's id.
-    #[param(pattern = "^[0-9]{1,9}-[0-9]{1,18}$", example = "0-42")]
+    #[param(pattern = "^[0-9]{1,9}-[0-9]{1,19}$", example = "0-42")]
     id: String,
 }
 
@@ -667,7 +667,8 @@ async fn result(State(clients): Service, Named(id): Named) -> Result<Response, P
 /// Watch a task
 ///
 /// Server-sent events from how it stands now to its end: `queued`, `scheduled`, `started`, `cut` (its run has less time than
-/// at its start), `output`, `progress`, `dropped`, `finished`; the data of each is an Event as JSON. With `Last-Event-ID` it goes on after that event, or says
+/// at its start), `output`, `progress`, `dropped`, `finished`, and `estimate` while it waits (when it will start, whenever that
+/// has changed; it has no id); the data of each is an Event as JSON. With `Last-Event-ID` it goes on after that event, or says
 /// `missed` if what came since is not known any more; 204 if the task has ended and all was said.
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/events", tag = "tasks",

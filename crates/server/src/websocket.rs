@@ -10,14 +10,15 @@ use evenhand_api::v1::attach_request::Message as FromClient;
 use evenhand_api::v1::attach_response::Message as ToClient;
 use evenhand_api::{STDIN_BYTES, convert, interactive, v1};
 use evenhand_core::Refusal;
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
+use futures_util::stream::SplitSink;
+use futures_util::{SinkExt, Stream, StreamExt};
 use tokio::time::Instant;
 
 use crate::interactive::{Gone, Session, Sink, Source, checked, relay};
 
-/// The largest message that a client may send: the most bytes at once, and the byte before them.
-pub(crate) const MESSAGE_BYTES: usize = STDIN_BYTES + 1;
+/// The largest message that is read. A client may send half of it, and the byte before that; if it sends a little more,
+/// it is read to its end, so that its sender can be told. What is larger still cannot be read past.
+pub(crate) const MESSAGE_BYTES: usize = 2 * STDIN_BYTES;
 /// A client is gone that for so long has neither said anything, not even that it is there when it was asked, nor taken
 /// anything. One that only reads slowly may have more on its way to it than the question.
 const SILENT: Duration = Duration::from_secs(30);
@@ -33,14 +34,18 @@ const NONSENSE: u16 = 1008;
 pub(crate) async fn serve<H>(socket: WebSocket, session: Session, held: H) {
     let (sink, stream) = socket.split();
     let seen = Arc::new(Mutex::new(Instant::now()));
-    let source = Frames { stream, said: Vec::new(), seen: seen.clone() };
+    let source = Frames { stream, ahead: None, said: Vec::new(), broken: false, seen: seen.clone() };
     relay(session, source, Socket { sink, seen }).await;
     drop(held);
 }
 
 /// What the client says.
-struct Frames {
-    stream: SplitStream<WebSocket>,
+struct Frames<S> {
+    stream: S,
+    /// A frame that came while nothing was taken.
+    ahead: Option<Message>,
+    /// Nothing can be read any more.
+    broken: bool,
     /// What the last frame said and was not taken yet, the last first.
     said: Vec<FromClient>,
     seen: Seen,
@@ -64,27 +69,82 @@ async fn silence(seen: &Seen) {
     }
 }
 
-impl Source for Frames {
+impl<S: Stream<Item = Result<Message, axum::Error>> + Send + Unpin> Frames<S> {
+    /// The next frame that says something. An error: it is gone, or makes no sense.
+    async fn frame(&mut self) -> Result<Message, Option<Refusal>> {
+        loop {
+            // What is there counts, also if nobody looked for a while.
+            let frame = tokio::select! {
+                biased;
+                frame = self.stream.next() => frame.ok_or(None)?,
+                () = silence(&self.seen) => return Err(None),
+            };
+            see(&self.seen);
+            match frame {
+                Ok(frame @ (Message::Binary(_) | Message::Text(_))) => return Ok(frame),
+                Ok(Message::Ping(_) | Message::Pong(_)) => {}
+                Ok(Message::Close(_)) => return Err(None),
+                Err(error) => {
+                    self.broken = true;
+                    return Err(nonsense(&error));
+                }
+            }
+        }
+    }
+}
+
+/// What was wrong with a frame; nothing, if it was the connection.
+fn nonsense(error: &axum::Error) -> Option<Refusal> {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let io = causes.into_iter().any(|cause| cause.is::<std::io::Error>());
+    let most = format!("{error}; send at most {STDIN_BYTES} bytes in one frame");
+    (!io).then(|| Refusal::invalid("frame", most))
+}
+
+impl<S: Stream<Item = Result<Message, axum::Error>> + Send + Unpin> Source for Frames<S> {
     async fn next(&mut self) -> Option<Result<FromClient, Refusal>> {
         loop {
             if let Some(said) = self.said.pop() {
                 return Some(Ok(said));
             }
-            let frame = tokio::select! {
-                frame = self.stream.next() => frame?.ok()?,
-                () = silence(&self.seen) => return None,
+            let frame = match self.ahead.take() {
+                Some(frame) => {
+                    // Nobody listened while it waited here.
+                    see(&self.seen);
+                    frame
+                }
+                None => match self.frame().await {
+                    Ok(frame) => frame,
+                    Err(wrong) => return wrong.map(Err),
+                },
             };
-            see(&self.seen);
             match frame {
                 Message::Binary(bytes) => return Some(frames::parse_binary(&bytes).and_then(checked)),
                 Message::Text(text) => match frames::parse_text(&text) {
                     Ok(said) => self.said = said.into_iter().rev().collect(),
                     Err(refusal) => return Some(Err(refusal)),
                 },
-                Message::Ping(_) | Message::Pong(_) => {}
-                Message::Close(_) => return None,
+                Message::Ping(_) | Message::Pong(_) | Message::Close(_) => {}
             }
         }
+    }
+
+    /// Looks one frame ahead. What is behind that is not seen, so that a client cannot be called silent; that it is gone
+    /// shows when it is asked whether it is there.
+    async fn gone(&mut self) -> Option<Refusal> {
+        if self.ahead.is_none() {
+            match self.frame().await {
+                Ok(frame) => self.ahead = Some(frame),
+                Err(wrong) => return wrong,
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Reads on to the client's word of leave. A socket that is closed while there is something to read is reset, and then
+    /// the client may not hear how it ended.
+    async fn leave(mut self) {
+        while !self.broken && matches!(self.stream.next().await, Some(Ok(_))) {}
     }
 }
 
@@ -141,5 +201,72 @@ impl Sink for Socket {
 
     async fn refuse(self, refusal: Refusal) {
         self.end(NONSENSE, refusal.to_string()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    use super::*;
+
+    type Client = mpsc::Sender<Result<Message, axum::Error>>;
+
+    fn frames() -> (Client, Frames<ReceiverStream<Result<Message, axum::Error>>>) {
+        let (client, stream) = mpsc::channel(4);
+        let seen = Arc::new(Mutex::new(Instant::now()));
+        let stream = ReceiverStream::new(stream);
+        (client, Frames { stream, ahead: None, said: Vec::new(), broken: false, seen })
+    }
+
+    async fn says(frames: &mut impl Source, text: &'static str) {
+        let said = frames.next().await.unwrap().unwrap();
+        assert_eq!(said, FromClient::Stdin(bytes::Bytes::from(text)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_nobody_listened_to_was_not_silent() {
+        let (client, mut frames) = frames();
+        for text in ["\0a", "\0b", "\0c"] {
+            client.send(Ok(Message::Binary(text.into()))).await.unwrap();
+        }
+        says(&mut frames, "a").await;
+        // The command does not read, for long.
+        timeout(SILENT * 3, frames.gone()).await.unwrap_err();
+        says(&mut frames, "b").await;
+        tokio::time::sleep(SILENT * 3).await;
+        says(&mut frames, "c").await;
+        // Whoever answers when asked is there.
+        for _ in 0..3 {
+            timeout(SILENT / 2, frames.gone()).await.unwrap_err();
+            client.send(Ok(Message::Pong(bytes::Bytes::new()))).await.unwrap();
+        }
+        // Who does not is gone.
+        assert_eq!(frames.gone().await, None);
+        assert!(frames.next().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_leaves_is_seen_while_nothing_is_taken_from_it() {
+        let (client, mut frames_of) = frames();
+        client.send(Ok(Message::Close(None))).await.unwrap();
+        assert_eq!(frames_of.gone().await, None);
+        let (client, mut frames_of) = frames();
+        drop(client);
+        assert_eq!(frames_of.gone().await, None);
+        // A connection that broke is no nonsense; a frame that cannot be read is.
+        let (client, mut frames_of) = frames();
+        client.send(Err(axum::Error::new(io::Error::other("reset")))).await.unwrap();
+        assert_eq!(frames_of.gone().await, None);
+        let (client, mut frames_of) = frames();
+        client.send(Err(axum::Error::new("too long"))).await.unwrap();
+        let refusal = frames_of.gone().await.unwrap();
+        assert_eq!(refusal.field, "frame", "{refusal}");
+        // And is not read past.
+        timeout(SILENT, frames_of.leave()).await.unwrap();
     }
 }

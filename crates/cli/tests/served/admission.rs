@@ -1,14 +1,17 @@
 //! Admission as people use it: classes, limits of keys and rates are set and read on every surface, hold real workers
 //! back, cut the time of real runs, and every rule in a task's way is told.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use evenhand::{AfterDowngrade, KeySettings, Limit, NewTask, QueueSettings, Rate, TaskState, wire};
 use serde_json::{Value, json};
 
+use crate::interactive::Screen;
 use crate::rest::JSON;
 use crate::support::{
-    Api, LONG, Server, Signpost, WorkerProcess, block_on, checked_task, eventually, eventually_some,
+    Api, LONG, Server, Signpost, WorkerProcess, block_on, checked_task, eventually, eventually_some, wait,
 };
 
 /// A command that is to succeed, as JSON.
@@ -477,4 +480,49 @@ fn a_waiting_task_says_when_it_will_start() {
     signpost.raise();
     assert_eq!(api.end(&third).state(), TaskState::Succeeded);
     assert_eq!(estimate(&third), Value::Null);
+}
+
+#[test]
+fn who_watches_a_task_is_told_when_it_starts_while_it_waits_and_no_longer() {
+    let server = Server::start(LONG);
+    let api = server.api();
+    let signpost = Signpost::new(&server);
+    let _worker = worker(&server, "w1", "1");
+    let minute = |task: NewTask| task.max_duration(MINUTE);
+    let first = submit(&api, &signpost.until(), minute);
+    await_running(&api, &first);
+    let mut running = server.events(&format!("/v1/tasks/{first}/events"), None);
+    let begun = running.until("started");
+    assert_eq!(begun[0].data["task"]["state"], "running");
+    let second = submit(&api, "sleep 0", minute);
+    let mut waiting = server.events(&format!("/v1/tasks/{second}/events"), None);
+    let said = waiting.until("estimate").pop().unwrap();
+    assert_eq!((said.id.as_str(), &said.data["task_id"]), ("", &json!(second)));
+    assert_eq!(said.data["estimate"]["position"], 1, "{}", said.data);
+    assert!((1..=60_000).contains(&said.data["estimate"]["upper_ms"].as_u64().unwrap()), "{}", said.data);
+    // The same on the command line, for people and for pipes.
+    let mut screen =
+        Screen::of(&server, &["submit", "q", "--wait", "--max-duration", "1m", "sleep 0"], 24, 200);
+    screen.shows("1 ahead, starts in about ");
+    screen.shows(", within ");
+    let mut pipe = Command::new(env!("CARGO_BIN_EXE_evenhand"))
+        .args(["watch", &second, "--server", &server.url()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(pipe.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut lines = lines.skip_while(|line| !line.starts_with("  position 1, starts in about "));
+    assert!(lines.next().is_some());
+    signpost.raise();
+    let rest = running.until("finished");
+    assert!(rest.iter().all(|said| said.name != "estimate"), "{rest:?}");
+    let mut rest = waiting.until("finished").into_iter().skip_while(|said| said.name != "started");
+    assert!(rest.next().is_some() && rest.all(|said| said.name != "estimate"));
+    let rest: Vec<String> = lines.filter(|line| !line.starts_with("  position ")).collect();
+    assert!(
+        matches!(&rest[..], [started, finished] if started.contains("running") && finished.contains("succeeded")),
+        "{rest:?}"
+    );
+    assert!(wait(&mut pipe, "watch ends").success());
+    assert!(wait(&mut screen.child, "submit ends").success());
 }

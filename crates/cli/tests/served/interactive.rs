@@ -146,15 +146,20 @@ fn a_command_that_is_not_there_is_told() {
 }
 
 /// A terminal with somebody in front of it, and a command in it.
-struct Screen {
+pub(crate) struct Screen {
     ours: File,
     theirs: OwnedFd,
-    child: Child,
+    pub(crate) child: Child,
     read: Vec<u8>,
 }
 
 impl Screen {
     fn begin(server: &Server, args: &[&str], rows: u16, cols: u16) -> Screen {
+        Screen::of(server, &[&["attach", "q", "--tty"], args].concat(), rows, cols)
+    }
+
+    /// With any command of evenhand in it.
+    pub(crate) fn of(server: &Server, args: &[&str], rows: u16, cols: u16) -> Screen {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags).unwrap();
         unlockpt(&ours).unwrap();
@@ -163,16 +168,9 @@ impl Screen {
         let end = || Stdio::from(theirs.try_clone().unwrap());
         // It needs the terminal as its own to be told of its size.
         let child = Command::new("setsid")
-            .args([
-                "--ctty",
-                env!("CARGO_BIN_EXE_evenhand"),
-                "attach",
-                "q",
-                "--tty",
-                "--server",
-                &server.url(),
-            ])
+            .args(["--ctty", env!("CARGO_BIN_EXE_evenhand")])
             .args(args)
+            .args(["--server", &server.url()])
             .env("TERM", "xterm-test")
             .stdin(end())
             .stdout(end())
@@ -187,7 +185,7 @@ impl Screen {
     }
 
     /// Waits until this is shown, and forgets what came before.
-    fn shows(&mut self, text: &str) {
+    pub(crate) fn shows(&mut self, text: &str) {
         loop {
             let so_far = String::from_utf8_lossy(&self.read).into_owned();
             if let Some(at) = so_far.find(text) {
@@ -305,19 +303,31 @@ fn a_task_that_needs_the_slot_halts_an_interactive_one() {
 #[test]
 fn a_client_is_warned_before_it_is_halted_if_its_queue_wants_that() {
     let (server, api, _worker) = begin(LONG, 1, ECHO);
-    assert_eq!(server.cli(&["queue", "set", "q", "--interactive-grace", "500ms"]).code, 0);
+    let grace = |time| assert_eq!(server.cli(&["queue", "set", "q", "--interactive-grace", time]).code, 0);
+    let warned = |socket: &mut Socket| {
+        let Message::Text(text) = socket.next() else { panic!("no warning") };
+        serde_json::from_str::<Value>(&text).unwrap()["warning"]["grace_ms"].as_u64()
+    };
+    grace("1m");
     let mut socket = Socket::open(&server, "");
-    let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    socket.text_of(STDOUT);
     let id = api.submit("a payload");
-    let Message::Text(text) = socket.next() else { panic!("no warning") };
-    let said: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(said["warning"]["grace_ms"], 500, "{said}");
+    assert_eq!(warned(&mut socket), Some(60_000));
     // It may go on until then.
     socket.say("still here\n");
     assert_eq!(socket.text_of(STDOUT), "still here\n");
+    socket.send(Message::Text(json!({ "eof": true }).to_string().into()));
+    assert_eq!(socket.closed().0, 1000);
+    api.end(&id);
+    grace("500ms");
+    let mut socket = Socket::open(&server, "");
+    let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    let id = api.submit("a payload");
+    assert_eq!(warned(&mut socket), Some(500));
     assert_eq!(socket.closed().0, 4001);
     api.end(&id);
     assert!(!lives(pid));
+    grace("1m");
     // One that ends in time makes room by itself.
     let mut talk = Talk::begin(&server, &[]);
     talk.line();
@@ -333,7 +343,7 @@ fn a_client_is_warned_before_it_is_halted_if_its_queue_wants_that() {
 #[test]
 fn an_interactive_task_ends_when_its_time_is_up() {
     let (server, _api, _worker) = begin(LONG, 1, ECHO);
-    let talk = Talk::begin(&server, &["--max-duration", "300ms"]);
+    let talk = Talk::begin(&server, &["--max-duration", "5s"]);
     let said = talk.ended();
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.err.contains("took longer than it was allowed to"), "{said:?}");
@@ -396,6 +406,56 @@ fn a_client_that_is_gone_ends_its_process() {
 }
 
 #[test]
+fn a_client_that_is_gone_ends_its_process_also_one_that_does_not_read() {
+    let (server, api, _worker) = begin(LONG, 1, "echo $$; exec sleep 100000");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_evenhand"))
+        .args(["attach", "q", "--server", &server.url()])
+        .stdin(File::open("/dev/zero").unwrap())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pid: u32 = line.trim().parse().unwrap();
+    let io = format!("/proc/{}/io", child.id());
+    let read = || std::fs::read_to_string(&io).unwrap().lines().next().unwrap().to_string();
+    eventually("no more is read", || {
+        let before = read();
+        (0..500).all(|_| {
+            std::thread::yield_now();
+            read() == before
+        })
+    });
+    signal(child.id(), Signal::INT);
+    assert_eq!(wait(&mut child, "attach ends").code(), Some(130));
+    eventually("its process is gone", || !lives(pid));
+    eventually("its slot is free", || api.workers()[0].running == 0);
+    // The same with a WebSocket, when it is asked whether it is there.
+    let mut socket = Socket::open(&server, "");
+    let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    block_on(async {
+        let frame = || Message::Binary(vec![STDIN; 64 * 1024].into());
+        while tokio::time::timeout(Duration::from_millis(500), socket.0.send(frame())).await.is_ok() {}
+    });
+    assert!(lives(pid));
+    drop(socket);
+    eventually("its process is gone", || !lives(pid));
+    eventually("its slot is free", || api.workers()[0].running == 0);
+}
+
+#[test]
+fn who_reads_late_hears_why_it_is_over() {
+    let (server, api, _worker) = begin(LONG, 1, r#"test -n "$EVENHAND_INTERACTIVE" || exec cat; yes"#);
+    let mut talk = Talk::begin(&server, &[]);
+    talk.line();
+    let id = api.submit("a payload");
+    api.end(&id);
+    let said = talk.ended();
+    assert_eq!(said.code, 5, "{}", said.err);
+    assert!(said.err.contains("halted to make room"), "{}", said.err);
+}
+
+#[test]
 fn a_server_that_is_gone_ends_what_was_talked_to() {
     let (mut server, _api, _worker) = begin(LONG, 2, ECHO);
     let mut talk = Talk::begin(&server, &[]);
@@ -426,6 +486,11 @@ fn an_interactive_task_can_be_canceled() {
     let (server, api, _worker) = begin(LONG, 1, ECHO);
     let mut socket = Socket::open(&server, "");
     let pid: u32 = socket.text_of(STDOUT).trim().parse().unwrap();
+    // That is all that can be done with it.
+    for command in ["get", "watch"] {
+        let said = server.cli(&[command, &socket.1]);
+        assert!(said.code == 3 && said.err.contains("is interactive: there is no record"), "{said:?}");
+    }
     block_on(api.client.cancel(&socket.1)).unwrap();
     let (code, reason) = socket.closed();
     assert_eq!((code, reason.as_str()), (4004, "it was canceled"));
@@ -530,6 +595,7 @@ fn a_web_socket_carries_what_the_document_says() {
         (Message::Text(json!({ "resize": { "rows": 0, "cols": 1 } }).to_string().into()), "resize.rows"),
         (Message::Binary(vec![9].into()), "begins with the byte 0"),
         (Message::Binary(vec![].into()), "begins with the byte 0"),
+        (Message::Binary(vec![0; 1024 * 1024 + 2].into()), "frame: send at most 1048576 bytes"),
     ] {
         let mut socket = eventually_some("a slot is free", || {
             let free = block_on(connect(&server, "/v1/queues/q/interactive")).ok()?;
@@ -537,8 +603,46 @@ fn a_web_socket_carries_what_the_document_says() {
         });
         socket.send(wrong.clone());
         let (code, reason) = socket.closed();
-        assert!(code == 1008 && reason.contains(says), "{wrong:?}: {code} {reason}");
+        assert!(code == 1008 && reason.contains(says), "{code} {reason}, not {says}");
     }
+}
+
+#[test]
+fn a_web_socket_is_closed_by_both_and_says_how_it_ended() {
+    let (server, api, mut worker) = begin(SHORT, 2, "cat");
+    // Whoever leaves is let go in good order.
+    let mut socket = Socket::open(&server, "");
+    block_on(socket.0.close(None)).unwrap();
+    assert!(matches!(socket.next(), Message::Close(_)));
+    assert!(block_on(socket.0.next()).is_none(), "and nothing is reset");
+    eventually("its slot is free", || api.workers()[0].running == 0);
+    // All that it still said is read, so that the code is not lost.
+    let mut socket = Socket::open(&server, "?max_duration_ms=300");
+    for _ in 0..8 {
+        socket.say(&"x".repeat(1000));
+    }
+    assert_eq!(socket.closed(), (4002, "it took longer than it was allowed to".into()));
+    assert!(block_on(socket.0.next()).is_none());
+    let mut lasting = Socket::open(&server, "");
+    lasting.say("x");
+    assert_eq!(lasting.text_of(STDOUT), "x");
+    worker.kill_with_guardian();
+    assert_eq!(lasting.closed(), (4003, "its worker is gone".into()));
+    // Handlers cannot be talked to.
+    let (drain, drained) = tokio::sync::watch::channel(false);
+    let handlers = evenhand::Worker::new(&server.url())
+        .seat("h")
+        .seat_dir(server.path("handlers"))
+        .handle_bytes("handled", |bytes: bytes::Bytes, _| async move { Ok::<_, evenhand::Failure>(bytes) })
+        .drain_on(drained);
+    let serving = std::thread::spawn(move || block_on(handlers.run()));
+    let stream = eventually_some("there is a slot", || {
+        block_on(connect(&server, "/v1/queues/handled/interactive")).ok()
+    });
+    let (code, reason) = Socket(stream, String::new()).closed();
+    assert!(code == 4005 && reason.contains("handlers"), "{code} {reason}");
+    drain.send_replace(true);
+    serving.join().unwrap().unwrap();
 }
 
 #[test]

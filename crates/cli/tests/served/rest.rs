@@ -73,7 +73,7 @@ impl Server {
         answer.json()["tasks"].as_array().unwrap().iter().map(id).collect()
     }
 
-    fn events(&self, path: &str, after: Option<&str>) -> Stream {
+    pub(crate) fn events(&self, path: &str, after: Option<&str>) -> Stream {
         let head = after.map_or_else(String::new, |id| format!("last-event-id: {id}\r\n"));
         let mut reader = BufReader::new(self.send("GET", path, &head, b""));
         let head = read_head(&mut reader);
@@ -82,16 +82,16 @@ impl Server {
 }
 
 /// Server-sent events. What frames them in chunks is skipped: no line of an event begins as a chunk's size does.
-struct Stream {
-    pub(crate) status: u16,
+pub(crate) struct Stream {
+    status: u16,
     reader: BufReader<TcpStream>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
-    name: String,
-    id: String,
-    data: Value,
+pub(crate) struct Said {
+    pub(crate) name: String,
+    pub(crate) id: String,
+    pub(crate) data: Value,
 }
 
 impl Stream {
@@ -115,7 +115,7 @@ impl Stream {
     }
 
     /// Events up to one of this name.
-    fn until(&mut self, name: &str) -> Vec<Said> {
+    pub(crate) fn until(&mut self, name: &str) -> Vec<Said> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|said: &Said| said.name != name) {
             seen.push(self.next().unwrap_or_else(|| panic!("the stream ended before {name}: {seen:?}")));

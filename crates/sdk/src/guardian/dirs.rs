@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use evenhand_api::v1;
+use evenhand_core::names::FileName;
 
 /// Nobody else need look into it.
 const DIR_MODE: u32 = 0o700;
@@ -60,6 +61,10 @@ impl Dirs {
 
 fn place(dir: &Path, file: &v1::File) -> Result<(), (PathBuf, io::Error)> {
     let path = dir.join(&file.name);
+    // The server has checked it, but it is we who would write elsewhere.
+    if let Err(refusal) = FileName::new(&file.name) {
+        return Err((path, io::Error::new(io::ErrorKind::InvalidFilename, refusal.to_string())));
+    }
     let mut options = OpenOptions::new();
     let opened = options.write(true).create_new(true).mode(FILE_MODE).open(&path);
     opened.and_then(|mut opened| opened.write_all(&file.content)).map_err(|error| (path, error))
@@ -150,6 +155,14 @@ mod tests {
         let twice = dirs.fill(7, &[file("a", b"one"), file("a", b"two")]).unwrap_err();
         assert!(twice.starts_with("its files could not be placed: ") && twice.contains("/7/a: "), "{twice}");
         assert_eq!(names(&work.path().join("seat@1-2.3")), [""; 0]);
+        // A name that leads elsewhere.
+        let outside = work.path().join("outside");
+        for name in ["../../outside", outside.to_str().unwrap(), "", ".", "..", "a/b", "a\0b"] {
+            let refused = dirs.fill(7, &[file("a", b"one"), file(name, b"two")]).unwrap_err();
+            assert!(refused.contains("name: "), "{name:?}: {refused}");
+            assert!(!outside.exists());
+            assert_eq!(names(&work.path().join("seat@1-2.3")), [""; 0]);
+        }
         fs::write(work.path().join("no-directory"), "").unwrap();
         let dirs = Dirs::new(&work.path().join("no-directory"), "seat@1-2.3.");
         assert!(dirs.fill(7, &[]).unwrap_err().contains("no-directory"));

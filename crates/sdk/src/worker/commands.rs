@@ -574,7 +574,11 @@ impl Errand {
                 let _ = orders.send(Order::Stop(run));
             }
         });
-        // Those that are over are cleared away.
+        self.clear();
+    }
+
+    /// Clears away those who talked.
+    fn clear(&mut self) {
         while self.talking.try_join_next().is_some() {}
     }
 
@@ -586,6 +590,7 @@ impl Errand {
         if let Some((call, _)) = talk.call.take() {
             self.talking.spawn(call.say(exit));
         }
+        self.clear();
     }
 
     async fn not_started(&mut self, id: u64) {
