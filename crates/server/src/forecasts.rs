@@ -22,7 +22,7 @@ use crate::mailbox::Mailbox;
 /// A forecast serves at least so long.
 const FRESH: Duration = Duration::from_millis(50);
 /// And so many times as long as it took to make. From when one begins to be made until the next does, it is as long.
-const TIMES: u32 = 20;
+const TIMES: u32 = 40;
 /// How long somebody waits until one can be made; and how long it is not tried again if that was in vain.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Queues of which a forecast is kept. Beyond, all are forgotten: each can be made anew.
