@@ -8,9 +8,11 @@
 //!   an earlier owner either happened before and is seen, or fails;
 //! - reads see every commit acknowledged before they began.
 
+mod bytes;
 pub mod conformance;
 pub mod embedded;
 mod memory;
+mod values;
 
 use std::future::Future;
 use std::path::PathBuf;
