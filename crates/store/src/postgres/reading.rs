@@ -205,7 +205,7 @@ pub(super) fn history_of(schema: &str) -> String {
             error_raw
          FROM {schema}.tries WHERE shard = $1 AND task = $2
          UNION ALL
-         SELECT outcome, ended_ms, replayed_as, key, result, place, last_attempt, last_end, last_started_ms, last_ended_ms,
+         SELECT outcome, ended_ms, replayed_as, coalesce(end_key, key), result, place, last_attempt, last_end, last_started_ms, last_ended_ms,
             last_seat, last_error, last_error_raw
          FROM {schema}.tasks WHERE shard = $1 AND id = $2"
     )

@@ -232,6 +232,7 @@ fn ended_tasks<'a>(call: &mut Call<'a>, all: &'a Effects) {
             texts(last().map(|last| last.map(|tried| text(&tried.error).0))),
             bytes(last().map(|last| last.and_then(|tried| text(&tried.error).1))),
             bytes(ended.iter().map(|(_, end)| &*end.result)),
+            texts(ended.iter().map(|(_, end)| end.key.as_str())),
         ],
     );
 }

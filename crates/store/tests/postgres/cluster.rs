@@ -48,6 +48,7 @@ logfile = $dir/pooler.log
 END
 "$bin/pg_ctl" -D "$dir/data" -l "$dir/log" -w start >/dev/null 2>&1 || { cat "$dir/log" >&2; exit 1; }
 pgbouncer -q -d "$dir/pooler.ini" || { cat "$dir/pooler.log" >&2; exit 1; }
+until "$bin/pg_isready" -q -h 127.0.0.1 -p "$pooler"; do sleep 0.05; done
 echo ready
 cat >/dev/null
 "#;
@@ -129,6 +130,15 @@ impl Cluster {
         let mut control = command(&format!("{BIN}/pg_ctl"));
         control.args(["-D", &data, "-l", &log, "-w"]).args(arguments).current_dir("/tmp");
         assert!(control.stdout(Stdio::null()).status().unwrap().success(), "pg_ctl {arguments:?}");
+    }
+
+    /// Stops it, and lets it come back as a standby that is promoted.
+    pub(crate) fn promote(&self) {
+        self.control(&["stop", "-m", "fast"]);
+        let signal = format!("{}/data/standby.signal", self.dir);
+        assert!(command("touch").arg(signal).status().unwrap().success());
+        self.control(&["start"]);
+        self.control(&["promote"]);
     }
 
     /// As a crash does: without a word to anybody.

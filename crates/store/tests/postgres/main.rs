@@ -5,3 +5,13 @@
 
 mod cluster;
 mod conforms;
+#[path = "../shared/contents.rs"]
+mod contents;
+mod model;
+mod outages;
+mod people;
+#[path = "../embedded/plan.rs"]
+mod plan;
+mod schemas;
+#[path = "../shared/work.rs"]
+mod work;

@@ -74,6 +74,8 @@ CREATE TABLE tasks (
     files bytea,
     payload bytea NOT NULL,
     result bytea,
+    -- Whom its end names, if that is not its key.
+    end_key text COLLATE "C",
     PRIMARY KEY (shard, id)
 ) WITH (
     -- Every row is written once, changed seldom and deleted: after a hundredth of the table, or 20,000 rows, there is

@@ -153,17 +153,18 @@ END $$;
 CREATE FUNCTION end_tasks(
     p_shard integer, p_ids bigint[], p_outcomes smallint[], p_ended_ms bigint[], p_attempts integer[], p_ends smallint[],
     p_started_ms bigint[], p_last_ended_ms bigint[], p_seats text[], p_errors text[], p_errors_raw bytea[],
-    p_results bytea[]
+    p_results bytea[], p_keys text[]
 ) RETURNS integer LANGUAGE plpgsql /*planning*/ AS $$
 BEGIN
     UPDATE tasks t SET
         place = 4, level = NULL, canceling = false, outcome = e.outcome, ended_ms = e.ended_ms, last_attempt = e.attempt,
         last_end = e.ending, last_started_ms = e.started_ms, last_ended_ms = e.last_ended_ms, last_seat = e.seat,
-        last_error = e.error, last_error_raw = e.error_raw, result = e.result
+        last_error = e.error, last_error_raw = e.error_raw, result = e.result,
+        end_key = nullif(e.key, t.key)
     FROM unnest(
         p_ids, p_outcomes, p_ended_ms, p_attempts, p_ends, p_started_ms, p_last_ended_ms, p_seats, p_errors, p_errors_raw,
-        p_results
-    ) AS e (id, outcome, ended_ms, attempt, ending, started_ms, last_ended_ms, seat, error, error_raw, result)
+        p_results, p_keys
+    ) AS e (id, outcome, ended_ms, attempt, ending, started_ms, last_ended_ms, seat, error, error_raw, result, key)
     WHERE t.shard = p_shard AND t.id = e.id;
     RETURN p_shard;
 END $$;

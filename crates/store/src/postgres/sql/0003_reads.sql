@@ -103,9 +103,10 @@ BEGIN
         seen := one_task.id;
         listed := listed + 1;
         bytes := bytes + octet_length(one_task.payload) + coalesce(octet_length(one_task.files), 0);
-        RETURN QUERY SELECT true, one_task.id, one_task.queue, one_task.priority, one_task.class, one_task.place, one_task.level, one_task.key, one_task.cost, one_task.weight,
-            one_task.chained, one_task.timed, one_task.attempt, one_task.max_attempts, one_task.lost, one_task.terms, one_task.replay_of, one_task.accepted_ms,
-            one_task.content_type, one_task.files, one_task.payload;
+        RETURN QUERY SELECT true, one_task.id, one_task.queue, one_task.priority, one_task.class, one_task.place,
+            one_task.level, one_task.key, one_task.cost, one_task.weight, one_task.chained, one_task.timed,
+            one_task.attempt, one_task.max_attempts, one_task.lost, one_task.terms, one_task.replay_of,
+            one_task.accepted_ms, one_task.content_type, one_task.files, one_task.payload;
     END LOOP;
     CLOSE found_tasks;
 END $$;
