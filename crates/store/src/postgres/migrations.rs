@@ -59,10 +59,16 @@ pub(super) async fn migrate(client: &Client, schema: &str, wait: Duration) -> Re
         found if found == known => return Ok(()),
         _ => {}
     }
+    // Whether the schema is there is asked of the table, with a lock of its own: what this session has cached of it may
+    // be older than our lock, and CREATE SCHEMA IF NOT EXISTS goes by that.
     let begin = format!(
         "BEGIN; SET LOCAL lock_timeout = {wait}; SET LOCAL statement_timeout = {wait};
          SELECT pg_advisory_xact_lock(hashtext('evenhand'), hashtext('{schema}'));
-         CREATE SCHEMA IF NOT EXISTS {schema};
+         DO $$ BEGIN
+             IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '{schema}') THEN
+                 CREATE SCHEMA {schema};
+             END IF;
+         END $$;
          SET LOCAL search_path = {schema}, pg_temp;
          CREATE TABLE IF NOT EXISTS {schema}.versions (
              version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()

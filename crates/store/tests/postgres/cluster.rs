@@ -132,6 +132,41 @@ impl Cluster {
         assert!(control.stdout(Stdio::null()).status().unwrap().success(), "pg_ctl {arguments:?}");
     }
 
+    /// Makes a certificate for its address that follows from nothing but itself. Returns its file.
+    fn certificate(&self, name: &str) -> String {
+        let (certificate, key) = (format!("{}/{name}.crt", self.dir), format!("{}/{name}.key", self.dir));
+        let mut openssl = command("openssl");
+        openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
+        openssl.args(["-days", "2", "-subj", "/CN=evenhand", "-addext", "subjectAltName=IP:127.0.0.1"]);
+        openssl.args([
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-keyout",
+            &key,
+            "-out",
+            &certificate,
+        ]);
+        let made = openssl.stderr(Stdio::null()).status().unwrap();
+        assert!(made.success(), "openssl made no certificate");
+        certificate
+    }
+
+    /// Lets it speak TLS. Returns the file of its certificate.
+    pub(crate) fn secure(&self) -> String {
+        let file = self.certificate("server");
+        let key = file.replace(".crt", ".key");
+        for (name, value) in [("ssl_cert_file", file.as_str()), ("ssl_key_file", &key), ("ssl", "on")] {
+            self.sql(&format!("ALTER SYSTEM SET {name} = '{value}'"));
+        }
+        self.control(&["restart", "-m", "fast"]);
+        file
+    }
+
+    /// The file of a certificate that is not its own.
+    pub(crate) fn other_root(&self) -> String {
+        self.certificate("other")
+    }
+
     /// Stops it, and lets it come back as a standby that is promoted.
     pub(crate) fn promote(&self) {
         self.control(&["stop", "-m", "fast"]);

@@ -1,15 +1,15 @@
-//! Schemas: made once however many servers begin at once, in as many schemas as one likes, and left alone by a program
-//! that is too old for them.
+//! Opening a store: the schema is made once however many servers begin at once, and left alone by a program that is too
+//! old for it; a connection is as safe as its address says.
 
 use evenhand_core::names::ShardId;
 use evenhand_store::postgres::{OpenError, Options};
 use evenhand_store::{Postgres, Store};
 
-use crate::cluster::{SHARED, block_on, fresh_schema, open};
+use crate::cluster::{Cluster, SHARED, block_on, fresh_schema, open};
 
 #[test]
 fn servers_that_start_at_once_make_the_schema_once() {
-    for _ in 0..3 {
+    for _ in 0..15 {
         let schema = fresh_schema();
         let addresses = [SHARED.address(&schema), SHARED.pooled(&schema), SHARED.address(&schema)];
         let threads = addresses.map(|address| {
@@ -64,4 +64,41 @@ fn an_owner_needs_no_more_than_the_tables() {
         let taken = store.take(ShardId(1), None).await.unwrap();
         store.commit(ShardId(1), taken.epoch, crate::plan::changes(1)).await.unwrap();
     });
+}
+
+/// Encrypted if it can be; and to be sure of the server, its certificate must follow from one that is known.
+#[test]
+fn a_connection_is_as_safe_as_its_address_says() {
+    let cluster = Cluster::start();
+    let plain = cluster.address("evenhand");
+    let with = |parameters: &str| format!("{plain}&{parameters}");
+    let refused = |parameters: &str| match block_on(Postgres::open(&with(parameters), Options::default())) {
+        Ok(_) => panic!("{parameters} was good enough"),
+        Err(error) => error.to_string(),
+    };
+    let encrypted = |parameters: &str| {
+        block_on(async {
+            let _open = open(&with(&format!("application_name=safe&{parameters}"))).await;
+            cluster.sql(
+                "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'safe'",
+            )
+        })
+    };
+    assert_eq!(encrypted("sslmode=prefer"), "f");
+    assert!(refused("sslmode=require").contains("TLS"));
+
+    let root = cluster.secure();
+    for good in ["", "sslmode=prefer", "sslmode=require"] {
+        assert_eq!(encrypted(good), "t", "{good}");
+    }
+    assert_eq!(encrypted(&format!("sslmode=verify-full&sslrootcert={root}")), "t");
+    assert_eq!(encrypted(&format!("sslmode=require&sslrootcert={root}")), "t");
+    assert_eq!(encrypted("sslmode=disable"), "f");
+    for doubtful in
+        ["sslmode=verify-full".into(), format!("sslmode=require&sslrootcert={}", cluster.other_root())]
+    {
+        let error = refused(&doubtful);
+        assert!(error.contains("certificate") || error.contains("sslrootcert"), "{doubtful}: {error}");
+    }
+    assert!(refused("sslmode=verify-full&sslrootcert=/nowhere").contains("/nowhere"));
 }
