@@ -76,3 +76,4 @@ tools:
 	@command -v strace >/dev/null && command -v promtool >/dev/null && command -v curl >/dev/null && \
 		command -v ip >/dev/null || \
 		{ apt-get update && apt-get install -y --no-install-recommends strace prometheus curl iproute2; }
+	@{ test -x /usr/lib/postgresql/15/bin/postgres && test -x /usr/sbin/pgbouncer; } || scripts/install-postgresql

@@ -8,9 +8,12 @@
 //!   an earlier owner either happened before and is seen, or fails;
 //! - reads see every commit acknowledged before they began.
 
+mod bytes;
 pub mod conformance;
 pub mod embedded;
 mod memory;
+pub mod postgres;
+mod values;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -26,6 +29,7 @@ use evenhand_core::{Change, Metadata, Row, Task};
 
 pub use embedded::Embedded;
 pub use memory::{Fault, Flaw, Memory, Tables};
+pub use postgres::Postgres;
 
 /// A place that remembers shards. Cheap to share between owners.
 pub trait Store: Send + Sync {
@@ -167,6 +171,15 @@ pub enum Doubt {
     /// It was used before, and kept no witness.
     #[error("it has kept no witness so far")]
     Unwitnessed,
+    /// It is in another cluster of PostgreSQL than it was, or on another timeline: a copy was restored, or a standby
+    /// promoted.
+    #[error("it was in cluster {before}, and is in cluster {now} now")]
+    Cluster {
+        /// Where it was.
+        before: String,
+        /// Where it is.
+        now: String,
+    },
     /// An earlier take found that it is an old copy, and this shard is not in it.
     #[error("it was an old copy once, which may have lacked this shard")]
     Shard,

@@ -18,8 +18,8 @@ use super::reads::{Reads, end_of, parked_row, row, timer};
 use super::table::{Slot, Table, TableKey};
 use super::tree::Layer;
 use super::trees::Planted;
-use super::values;
 use crate::Wanted;
+use crate::values;
 
 /// Is told how far the work is: bytes done, and bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

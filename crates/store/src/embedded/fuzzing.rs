@@ -10,7 +10,8 @@ use super::bytes::Get;
 use super::layout::{self, Kind, RowKey, TaskKey};
 use super::table::{TableKey, read_entry, read_index};
 use super::witness::Saved;
-use super::{Batch, log, values, witness};
+use super::{Batch, log, witness};
+use crate::values;
 
 /// The payload of a frame of the log: rows, tasks and records, of whatever bytes.
 pub fn batch(bytes: &[u8]) {

@@ -37,7 +37,7 @@ use evenhand_core::{Change, Metadata, Row};
 use super::bytes::{Get, Put};
 use super::log::FRAME_HEADER;
 use super::table::TableKey;
-use super::values;
+use crate::values;
 
 /// The key of a row: shard (4), queue (4), priority, class, level (16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

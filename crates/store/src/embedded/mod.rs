@@ -21,7 +21,6 @@ mod reads;
 mod table;
 mod tree;
 mod trees;
-mod values;
 mod witness;
 mod writer;
 

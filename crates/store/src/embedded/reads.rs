@@ -16,8 +16,8 @@ use super::layout::{self, RecordKey, RowKey, TIMERS, TaskKey};
 use super::table::Slot;
 use super::tree::{self, Found};
 use super::trees::{Acks, Planted, Trees};
-use super::values;
 use super::witness::Saved;
+use crate::values;
 use crate::{History, LISTING_BYTES, LISTING_TASKS, Listing, Page, Wanted};
 
 /// About what a listing reads at once.

@@ -10,7 +10,7 @@ use super::layout::{self, Kind, LanePrefix, RecordKey, RowKey, TaskKey};
 use super::manifest::Standing;
 use super::table::TableKey;
 use super::tree::{Layer, Tree};
-use super::values;
+use crate::values;
 
 /// All rows, and what the writer must know at once.
 #[derive(Debug)]

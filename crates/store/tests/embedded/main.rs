@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod conforms;
+#[path = "../shared/contents.rs"]
+mod contents;
 mod damage;
 mod disks;
 mod formats;
@@ -16,3 +18,5 @@ mod stories;
 mod support;
 mod synced;
 mod witness;
+#[path = "../shared/work.rs"]
+mod work;

@@ -1,5 +1,5 @@
-//! Values as bytes: what stands behind a key, written and read back. Whatever the bytes are, reading them says
-//! None where they cannot be what we wrote, and never panics.
+//! Values as bytes: what stands behind a key of the embedded store, or in a column of another, written and read back.
+//! Whatever the bytes are, reading them says None where they cannot be what we wrote, and never panics.
 //!
 //! What most tasks do not have takes no room: it is announced by a flag, which older formats never set, so that
 //! their values are read by the same code. A charge says whether it is chained only where that is not what older
@@ -21,17 +21,17 @@ use evenhand_core::names::{
 };
 use evenhand_core::{File, Row, Run, Task, bounds};
 
-use super::bytes::{Get, Put};
+use crate::bytes::{Get, Put};
 
 /// Where a task that has moved is now, and what that changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Moved {
-    pub(super) place: Place,
-    pub(super) attempt: u16,
-    pub(super) lost: u8,
-    pub(super) charge: Charge,
+pub(crate) struct Moved {
+    pub(crate) place: Place,
+    pub(crate) attempt: u16,
+    pub(crate) lost: u8,
+    pub(crate) charge: Charge,
     /// The class of its lane, and how long it may take, if it says how long.
-    pub(super) duration: Option<(Class, u64)>,
+    pub(crate) duration: Option<(Class, u64)>,
 }
 
 fn short<T: TryFrom<u64>>(get: &mut Get<'_>) -> Option<T> {
@@ -172,6 +172,15 @@ fn tries(get: &mut Get<'_>) -> Option<Tries> {
     Some(Tries { attempt, max_attempts, lost, terms })
 }
 
+/// What a task asked for beyond the ordinary, alone.
+pub(crate) fn put_terms(value: &mut Vec<u8>, terms: &Terms) {
+    put_tries(value, 0, 0, 0, Some(terms));
+}
+
+pub(crate) fn terms(value: &[u8]) -> Option<Arc<Terms>> {
+    tries(&mut Get::new(value))?.terms
+}
+
 fn put_backoff(value: &mut Vec<u8>, backoff: Backoff) {
     value.put_short(backoff.first_ms);
     value.put_short(backoff.factor.into());
@@ -183,14 +192,14 @@ fn backoff(get: &mut Get<'_>) -> Option<Backoff> {
 }
 
 /// A row, whose level is in its key.
-pub(super) fn put_row(value: &mut Vec<u8>, row: &Row) {
+pub(crate) fn put_row(value: &mut Vec<u8>, row: &Row) {
     value.put_short(row.task.0);
     put_key(value, &row.key);
     put_charge(value, row.charge, row.level, row.task);
     put_tries(value, row.attempt, row.max_attempts, row.lost, row.terms.as_deref());
 }
 
-pub(super) fn row(at: Level, value: &[u8]) -> Option<Row> {
+pub(crate) fn row(at: Level, value: &[u8]) -> Option<Row> {
     get_row(at, &mut Get::new(value))
 }
 
@@ -207,14 +216,14 @@ const DETACH: u8 = 2;
 const FORGET: u8 = 3;
 
 /// A timer for a task's row: a delay or a backoff.
-pub(super) fn put_due(value: &mut Vec<u8>, lane: LaneId, row: &Row) {
+pub(crate) fn put_due(value: &mut Vec<u8>, lane: LaneId, row: &Row) {
     value.put_u8(DUE);
     put_lane_id(value, lane);
     put_row(value, row);
 }
 
 /// A timer, whose level is in its key.
-pub(super) fn put_timer(value: &mut Vec<u8>, timer: &TimerRow) {
+pub(crate) fn put_timer(value: &mut Vec<u8>, timer: &TimerRow) {
     match &timer.what {
         Timed::Due(lane, row) => put_due(value, *lane, row),
         Timed::Expire => {
@@ -233,7 +242,7 @@ pub(super) fn put_timer(value: &mut Vec<u8>, timer: &TimerRow) {
     }
 }
 
-pub(super) fn timer(at: Level, value: &[u8]) -> Option<TimerRow> {
+pub(crate) fn timer(at: Level, value: &[u8]) -> Option<TimerRow> {
     let get = &mut Get::new(value);
     let kind = get.u8()?;
     if kind == DUE {
@@ -264,13 +273,17 @@ const IS_PARKED: u8 = 32;
 /// From format 4 on.
 const HAS_FILES: u8 = 64;
 
-fn put_files(value: &mut Vec<u8>, files: &[File]) {
+pub(crate) fn put_files(value: &mut Vec<u8>, files: &[File]) {
     value.put_short(files.len() as u64);
     for file in files {
         value.put_text(file.name.as_str());
         value.put_short(file.bytes.len() as u64);
         value.put(&file.bytes);
     }
+}
+
+pub(crate) fn files_of(value: &[u8]) -> Option<Arc<[File]>> {
+    files(&mut Get::new(value))
 }
 
 fn files(get: &mut Get<'_>) -> Option<Arc<[File]>> {
@@ -283,7 +296,7 @@ fn files(get: &mut Get<'_>) -> Option<Arc<[File]>> {
     (0..count).map(file).collect()
 }
 
-pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
+pub(crate) fn put_task(value: &mut Vec<u8>, task: &Task) {
     put_lane_id(value, task.lane);
     let (placed, level) = match task.place {
         Place::Lane(level) => (HAS_LEVEL, level),
@@ -315,7 +328,7 @@ pub(super) fn put_task(value: &mut Vec<u8>, task: &Task) {
     value.put(&task.payload);
 }
 
-pub(super) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
+pub(crate) fn task(id: TaskId, value: &[u8]) -> Option<Task> {
     let get = &mut Get::new(value);
     let lane = lane_id(get)?;
     let has = get.u8()?;
@@ -366,7 +379,7 @@ const MOVED_LOST: u32 = 1 << 18;
 /// It says how long it may take, which may have been shortened, and with it the class of its lane.
 const MOVED_DURATION: u32 = 1 << 19;
 
-pub(super) fn put_moved(value: &mut Vec<u8>, lane: LaneId, to: Place, row: &Row) {
+pub(crate) fn put_moved(value: &mut Vec<u8>, lane: LaneId, to: Place, row: &Row) {
     let (flags, level) = match to {
         Place::Lane(level) => (0, level),
         Place::Timer(level) => (TO_TIMERS, level),
@@ -387,7 +400,7 @@ pub(super) fn put_moved(value: &mut Vec<u8>, lane: LaneId, to: Place, row: &Row)
     }
 }
 
-pub(super) fn moved(task: TaskId, value: &[u8]) -> Option<Moved> {
+pub(crate) fn moved(task: TaskId, value: &[u8]) -> Option<Moved> {
     let get = &mut Get::new(value);
     let level = level(get)?;
     let attempt: u32 = short(get)?;
@@ -436,7 +449,7 @@ fn end(get: &mut Get<'_>) -> Option<End> {
 }
 
 /// A try; its attempt is written too, because that of an end has no key of its own.
-pub(super) fn put_try(value: &mut Vec<u8>, tried: &Try) {
+pub(crate) fn put_try(value: &mut Vec<u8>, tried: &Try) {
     value.put_short(tried.attempt.into());
     // No seat has an empty name.
     value.put_text(tried.seat.as_ref().map_or("", |seat| seat.as_str()));
@@ -454,7 +467,7 @@ pub(super) fn put_try(value: &mut Vec<u8>, tried: &Try) {
     value.put(tried.error.as_bytes());
 }
 
-pub(super) fn tried(value: &[u8]) -> Option<Try> {
+pub(crate) fn tried(value: &[u8]) -> Option<Try> {
     get_try(&mut Get::new(value))
 }
 
@@ -472,7 +485,7 @@ fn get_try(get: &mut Get<'_>) -> Option<Try> {
 }
 
 /// How a task of a lane ended.
-pub(super) fn put_end(value: &mut Vec<u8>, lane: LaneId, end: &EndRecord) {
+pub(crate) fn put_end(value: &mut Vec<u8>, lane: LaneId, end: &EndRecord) {
     put_lane_id(value, lane);
     put_key(value, &end.key);
     put_outcome(value, end.outcome);
@@ -488,11 +501,11 @@ pub(super) fn put_end(value: &mut Vec<u8>, lane: LaneId, end: &EndRecord) {
 }
 
 /// The lane of a task that has ended.
-pub(super) fn lane_of_end(value: &[u8]) -> Option<LaneId> {
+pub(crate) fn lane_of_end(value: &[u8]) -> Option<LaneId> {
     lane_id(&mut Get::new(value))
 }
 
-pub(super) fn end_record(value: &[u8]) -> Option<EndRecord> {
+pub(crate) fn end_record(value: &[u8]) -> Option<EndRecord> {
     let get = &mut Get::new(value);
     lane_id(get)?;
     let key = key(get)?;
@@ -506,7 +519,7 @@ pub(super) fn end_record(value: &[u8]) -> Option<EndRecord> {
     Some(EndRecord { key, outcome, at, last, result: value.get(get.at()..)?.into() })
 }
 
-pub(super) fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
+pub(crate) fn put_member(value: &mut Vec<u8>, record: &MemberRecord) {
     value.put_u64(record.token);
     value.put_short(record.life.process);
     value.put_short(record.life.rejoin.into());
@@ -539,7 +552,7 @@ fn worker_set(get: &mut Get<'_>) -> Option<WorkerSetId> {
     Some(WorkerSetId { incarnation, version: get.short()?, hash: get.u64()? })
 }
 
-pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
+pub(crate) fn member(value: &[u8]) -> Option<MemberRecord> {
     let get = &mut Get::new(value);
     let token = get.u64()?;
     let life = Life { process: get.short()?, rejoin: short(get)? };
@@ -591,13 +604,13 @@ pub(super) fn member(value: &[u8]) -> Option<MemberRecord> {
     Some(record)
 }
 
-pub(super) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {
+pub(crate) fn put_parked(value: &mut Vec<u8>, record: &ParkedRecord) {
     value.put_short(record.rows);
     value.put(&record.shelf.ack.to_bytes());
     value.put(&record.shelf.max.to_bytes());
 }
 
-pub(super) fn parked(value: &[u8]) -> Option<ParkedRecord> {
+pub(crate) fn parked(value: &[u8]) -> Option<ParkedRecord> {
     let get = &mut Get::new(value);
     let rows = get.short()?;
     Some(ParkedRecord { rows, shelf: ShelfRecord { ack: level(get)?, max: level(get)? } })
@@ -607,7 +620,7 @@ pub(super) fn parked(value: &[u8]) -> Option<ParkedRecord> {
 const HAS_CREDIT: u32 = 1 << 20;
 const HAS_AVERAGE: u32 = 1 << 21;
 
-pub(super) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
+pub(crate) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
     value.put_u128(record.finish.to_bits());
     value.put_u128(record.due.to_bits());
     value.put_u32(record.rows);
@@ -627,7 +640,7 @@ pub(super) fn put_key_record(value: &mut Vec<u8>, record: &KeyRecord) {
     }
 }
 
-pub(super) fn key_record(value: &[u8]) -> Option<KeyRecord> {
+pub(crate) fn key_record(value: &[u8]) -> Option<KeyRecord> {
     let get = &mut Get::new(value);
     let (finish, due) = (vtime(get)?, vtime(get)?);
     let (rows, chained, weight) = (get.u32()?, get.u32()?, get.u32()?);
@@ -643,24 +656,24 @@ pub(super) fn key_record(value: &[u8]) -> Option<KeyRecord> {
     })
 }
 
-pub(super) fn put_lane(value: &mut Vec<u8>, record: &LaneRecord) {
+pub(crate) fn put_lane(value: &mut Vec<u8>, record: &LaneRecord) {
     value.put(&record.ack.to_bytes());
     value.put(&record.max.to_bytes());
     value.put_u128(record.vtime.to_bits());
     value.put_u128(record.turn.to_bits());
 }
 
-pub(super) fn lane(value: &[u8]) -> Option<LaneRecord> {
+pub(crate) fn lane(value: &[u8]) -> Option<LaneRecord> {
     let get = &mut Get::new(value);
     Some(LaneRecord { ack: level(get)?, max: level(get)?, vtime: vtime(get)?, turn: vtime(get)? })
 }
 
 /// The ack level of a lane's record.
-pub(super) fn ack(value: &[u8]) -> Option<Level> {
+pub(crate) fn ack(value: &[u8]) -> Option<Level> {
     level(&mut Get::new(value))
 }
 
-pub(super) fn put_queue(value: &mut Vec<u8>, record: &QueueRecord) {
+pub(crate) fn put_queue(value: &mut Vec<u8>, record: &QueueRecord) {
     value.put_text(record.name.as_str());
     let Totals { accepted, succeeded, failed, canceled, expired, scheduled } = record.totals;
     for count in [accepted, succeeded, failed, canceled, expired, scheduled] {
@@ -671,7 +684,7 @@ pub(super) fn put_queue(value: &mut Vec<u8>, record: &QueueRecord) {
     }
 }
 
-pub(super) fn queue(value: &[u8]) -> Option<QueueRecord> {
+pub(crate) fn queue(value: &[u8]) -> Option<QueueRecord> {
     let get = &mut Get::new(value);
     let name = QueueName::new(get.text()?).ok()?;
     let mut totals = Totals {
@@ -693,7 +706,7 @@ pub(super) fn queue(value: &[u8]) -> Option<QueueRecord> {
 const OWN_LIMIT: u32 = 1 << 20;
 const OWN_RATE: u32 = 1 << 21;
 
-pub(super) fn put_override(value: &mut Vec<u8>, over: &Override) {
+pub(crate) fn put_override(value: &mut Vec<u8>, over: &Override) {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     let weight = over.weight.map_or(0, Weight::thousandths);
     value.put_u32(weight | flag(over.limit.is_some(), OWN_LIMIT) | flag(over.rate.is_some(), OWN_RATE));
@@ -705,7 +718,7 @@ pub(super) fn put_override(value: &mut Vec<u8>, over: &Override) {
     }
 }
 
-pub(super) fn own(value: &[u8]) -> Option<Override> {
+pub(crate) fn own(value: &[u8]) -> Option<Override> {
     let get = &mut Get::new(value);
     let first = get.u32()?;
     let weight = match first & !(OWN_LIMIT | OWN_RATE) {
@@ -776,7 +789,7 @@ fn class(get: &mut Get<'_>) -> Option<ClassLimit> {
     Some(ClassLimit { duration_ms, limit })
 }
 
-pub(super) fn put_settings(value: &mut Vec<u8>, record: &SettingsRecord) {
+pub(crate) fn put_settings(value: &mut Vec<u8>, record: &SettingsRecord) {
     let Settings { max_attempts, backoff, max_lost, retention_ms, share, paused, .. } = record.settings;
     let Settings { classes, after_downgrade, interactive_grace_ms, key_limit, rate, key_rate, .. } =
         &record.settings;
@@ -802,7 +815,7 @@ pub(super) fn put_settings(value: &mut Vec<u8>, record: &SettingsRecord) {
     put_maybe(value, *key_rate, put_rate);
 }
 
-pub(super) fn settings(value: &[u8]) -> Option<SettingsRecord> {
+pub(crate) fn settings(value: &[u8]) -> Option<SettingsRecord> {
     let get = &mut Get::new(value);
     let version = get.short()?;
     let mut settings = Settings {
@@ -842,7 +855,7 @@ const RANGE: u8 = 0;
 const LIST: u8 = 1;
 
 /// A request. What its ids are comes last: format 2 knew ranges alone, and did not say.
-pub(super) fn put_request(value: &mut Vec<u8>, record: &RequestRecord) {
+pub(crate) fn put_request(value: &mut Vec<u8>, record: &RequestRecord) {
     value.put_short(record.until.0);
     match &record.ids {
         RequestIds::Range { first, tasks } => {
@@ -859,7 +872,7 @@ pub(super) fn put_request(value: &mut Vec<u8>, record: &RequestRecord) {
     }
 }
 
-pub(super) fn request(value: &[u8]) -> Option<RequestRecord> {
+pub(crate) fn request(value: &[u8]) -> Option<RequestRecord> {
     let get = &mut Get::new(value);
     let (time, first, tasks) = (get.short()?, TaskId(get.short()?), short::<u32>(get)?);
     first.0.checked_add(tasks.into())?; // whoever lists them may add
@@ -876,11 +889,11 @@ pub(super) fn request(value: &[u8]) -> Option<RequestRecord> {
     Some(RequestRecord { until: Millis(time), ids })
 }
 
-pub(super) fn epoch(value: &[u8]) -> Option<Epoch> {
+pub(crate) fn epoch(value: &[u8]) -> Option<Epoch> {
     number(value).map(Epoch)
 }
 
-pub(super) fn number(value: &[u8]) -> Option<u64> {
+pub(crate) fn number(value: &[u8]) -> Option<u64> {
     Get::new(value).u64()
 }
 
