@@ -383,6 +383,8 @@ struct Played {
     starts: Vec<Started>,
     /// The same by task: where each stands in that order.
     by_task: Vec<(TaskId, u32)>,
+    /// When the last one starts.
+    last: Option<Fine>,
 }
 
 impl Played {
@@ -390,7 +392,8 @@ impl Played {
         let mut by_task: Vec<(TaskId, u32)> =
             starts.iter().enumerate().map(|(n, start)| (start.task, n as u32)).collect();
         by_task.sort_unstable();
-        Played { starts, by_task }
+        let last = starts.iter().map(|start| start.at).max().filter(|at| *at < NEVER);
+        Played { starts, by_task, last }
     }
 
     fn find(&self, task: TaskId) -> Option<usize> {
@@ -517,8 +520,8 @@ impl Snapshot {
         let ahead = known + before;
         // At the pace of what is known.
         let later = |played: &Played| {
-            let last = played.starts.iter().map(|start| start.at).max().filter(|at| *at < NEVER)?;
-            (played.starts.len() == self.len() && known > 0.0).then(|| (last as f64 * ahead / known) as Fine)
+            let last = played.last.filter(|_| played.starts.len() == self.len() && known > 0.0)?;
+            Some((last as f64 * ahead / known) as Fine)
         };
         Some(self.told(ahead as u64 + 1, later(expected), later(upper), true))
     }

@@ -3,7 +3,7 @@
 //!
 //! A forecast serves all who ask of its queue until it is too old. The more it cost to make, the longer it is used: a queue
 //! with a hundred thousand waiting tasks is looked at every few seconds, a small one whenever somebody asks. One is made at
-//! a time, and then none for a while, so that copying and playing take a twentieth of the time at most, whatever the
+//! a time, and then none for a while, so that copying and playing take a fortieth of the time at most, whatever the
 //! backlogs, however many queues there are and however many ask. Who cannot wait for that is told what is known from
 //! before, or nothing.
 

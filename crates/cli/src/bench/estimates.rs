@@ -53,8 +53,8 @@ pub(crate) struct Args {
     /// Those of them that somebody watches
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=50_000))]
     watchers: u64,
-    /// Tasks that are run in each slice
-    #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    /// Tasks that are run in each slice: some seconds of work, or all that is measured is how watchers begin
+    #[arg(long, default_value_t = 300_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     tasks: u64,
     /// Keys that the tasks are charged to, in turn
     #[arg(long, default_value_t = 1_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
