@@ -191,13 +191,15 @@ impl Shard {
             self.looks += 1;
             loop {
                 self.clear_heads(queue, effects);
-                if self.startable(queue).is_none() {
-                    if !self.give_up_for_blocked(queue, effects) {
-                        break;
+                let Some(ix) = self.startable(queue) else {
+                    if self.give_up_for_blocked(queue, effects) {
+                        continue;
                     }
-                } else if let Some(worker) = self.next_free(queue) {
+                    break;
+                };
+                if let Some(worker) = self.next_free(queue) {
                     self.start_one(worker, effects);
-                } else if !self.make_room(queue, effects) {
+                } else if !self.clear_head(ix, effects) && !self.make_room(queue, effects) {
                     break;
                 }
             }
@@ -264,6 +266,9 @@ impl Shard {
             return true; // it may be another queue's turn now
         }
         let Some((ix, moves)) = self.next_start(queue) else { return false };
+        if self.clear_head(ix, effects) {
+            return true;
+        }
         self.give_up_classes(queue, &moves, effects);
         let fence = self.next_fence();
         let lane = &mut self.lanes[ix.0];
@@ -311,22 +316,13 @@ impl Shard {
         true
     }
 
-    /// Takes away what stands first in its lane and cannot be started from there: tasks of keys that are held, tasks that
-    /// have expired, and tasks that need another class than the lane's. Nothing makes room for them. Where there are
-    /// classes, all lanes may be asked what they need; elsewhere the one that goes next. True if anything was.
+    /// Clears the heads of all lanes of a queue with classes, where all may be asked what they need. True if anything was.
     fn clear_heads(&mut self, queue: QueueId, effects: &mut Vec<Effect>) -> bool {
-        if self.settings_of(queue).paused || self.rate_wait(queue).is_some() {
+        let of = &self.queues[queue.0 as usize];
+        if of.holders.is_none() || self.settings_of(queue).paused || self.rate_wait(queue).is_some() {
             return false;
         }
         let mut cleared = false;
-        if self.queues[queue.0 as usize].holders.is_none() {
-            while let Some(ix) = self.first_lane(queue, usize::MAX)
-                && self.clear_head(ix, effects)
-            {
-                cleared = true;
-            }
-            return cleared;
-        }
         for ix in self.queues[queue.0 as usize].lanes.values().copied().collect::<Vec<LaneIx>>() {
             while self.clear_head(ix, effects) {
                 cleared = true;
@@ -335,6 +331,8 @@ impl Shard {
         cleared
     }
 
+    /// Takes away what stands first in its lane and cannot be started from there: a task of a key that is held, one that has
+    /// expired, or one that needs another class than the lane's. Nothing makes room for it. True if anything was.
     fn clear_head(&mut self, ix: LaneIx, effects: &mut Vec<Effect>) -> bool {
         if !self.moves_left() {
             return false;
