@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod conforms;
-#[path = "../shared/contents.rs"]
+#[path = "../alike/contents.rs"]
 mod contents;
 mod damage;
 mod disks;
@@ -18,5 +18,5 @@ mod stories;
 mod support;
 mod synced;
 mod witness;
-#[path = "../shared/work.rs"]
+#[path = "../alike/work.rs"]
 mod work;

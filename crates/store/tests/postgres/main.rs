@@ -5,7 +5,7 @@
 
 mod cluster;
 mod conforms;
-#[path = "../shared/contents.rs"]
+#[path = "../alike/contents.rs"]
 mod contents;
 mod model;
 mod outages;
@@ -13,5 +13,5 @@ mod people;
 #[path = "../embedded/plan.rs"]
 mod plan;
 mod schemas;
-#[path = "../shared/work.rs"]
+#[path = "../alike/work.rs"]
 mod work;
