@@ -86,7 +86,6 @@ bugs! {
     ClassFreedUnseen = "a class that has room again not looked at",
     RateAlarmKept = "the alarm of a slow rate kept when the rate was raised",
     RoomNotMade = "a run that could make room not looked at when it begins",
-    RoomForHeld = "room made for a task of a key that may not run",
     LongHidesShort = "a task that needs another class than its lane's hiding those behind it",
     UniqueForgotten = "unique key forgotten on a crash",
 }

@@ -334,12 +334,7 @@ impl Shard {
     /// Takes away what stands first in its lane and cannot be started from there: a task of a key that is held, one that has
     /// expired, or one that needs another class than the lane's. Nothing makes room for it. True if anything was.
     fn clear_head(&mut self, ix: LaneIx, effects: &mut Vec<Effect>) -> bool {
-        if !self.moves_left() {
-            return false;
-        }
-        let held = !self.canary.is(Bug::RoomForHeld)
-            || !self.queues[self.lanes[ix.0].id.queue.0 as usize].free.is_empty();
-        held && self.park_first(ix) || self.expire_first(ix, effects) || self.move_first(ix)
+        self.moves_left() && (self.park_first(ix) || self.expire_first(ix, effects) || self.move_first(ix))
     }
 
     /// The fence of the run that is started next.
